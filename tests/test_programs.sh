@@ -1,0 +1,301 @@
+#!/bin/sh
+# build/finetune and build/predict from the outside: what they print, what they write, and how they refuse bad input.
+# Runs from the repository's root; everything it writes lies under build/tmp/programs.
+T=build/tmp/programs
+rm -rf "$T"
+mkdir -p "$T"
+passed=0 failed=0
+
+result() { # result STATUS NAME
+    if [ "$1" -eq 0 ]; then
+        passed=$((passed + 1)); echo "ok $2"
+    else
+        failed=$((failed + 1)); echo "FAIL $2"
+    fi
+}
+
+# check NAME COMMAND...: the command must succeed.
+check() {
+    name=$1; shift
+    "$@"
+    result $? "$name"
+}
+
+# refused NAME MESSAGE COMMAND...: status 1, the message on stderr, no output folder, no log.
+refused() {
+    name=$1 message=$2; shift 2
+    "$@" > "$T/stdout" 2> "$T/stderr" < /dev/null
+    status=$?
+    good=0
+    [ $status -eq 1 ] || { echo "  status $status, expected 1"; good=1; }
+    grep -qF -- "$message" "$T/stderr" || { echo "  no \"$message\" in:"; sed 's/^/  /' "$T/stderr"; good=1; }
+    [ ! -e "$T/out" ] || { echo "  $T/out was left behind"; good=1; }
+    result $good "$name"
+    rm -rf "$T/out"
+}
+
+# field FILE NAME: the numbers of that name in a log, one per line.
+field() { sed -n "s/.*\"$2\": \([^,}]*\).*/\1/p" "$1"; }
+
+# near TOLERANCE: both columns of each line on stdin agree, and there is a line.
+near() { awk -v t="$1" '{ d = $1 - $2; if (d < 0) d = -d; if (NF != 2 || !(d <= t)) bad++ } END { exit !(NR > 0 && !bad) }'; }
+
+contains() { grep -qF -- "$2" "$1"; }
+lines() { [ "$(wc -l < "$1")" -eq "$2" ]; }
+
+# ---- data: two words out of eight decide ----
+
+rows() { # rows FIRST LAST
+    awk -v a="$1" -v b="$2" 'BEGIN {
+        split("good fine kind warm bad poor mean cold", w); split("the a this that one my", f)
+        for (i = a; i <= b; i++) {
+            k = i % 2
+            printf "%s\t%s %s day with %s %s people\t%s\n", i, f[i % 6 + 1], w[k * 4 + i % 4 + 1], f[(i * 5) % 6 + 1], w[k * 4 + (i * 3) % 4 + 1], k ? "sad" : "glad"
+        }
+    }'
+}
+{ printf 'id\tsome, text\tmood\n'; rows 1 96; } > "$T/train.tsv"
+{ printf 'id\tsome, text\tmood\n'; rows 201 230; } > "$T/eval.tsv"
+tiny="--from-scratch --layers 1 --dim 32 --heads 2 --vocab-size 200 --max-length 16 --threads 2"
+columns="--text some,\ text --label mood" # used by eval, as the name has a comma and a space
+train="--train $T/train.tsv"
+
+run() { # run LOG OPTIONS...: trains a tiny model
+    log=$1; shift
+    build/finetune $tiny $train --text "some, text" --label mood --log "$T/$log" "$@" > "$T/stdout" 2> "$T/stderr" || { cat "$T/stderr"; return 1; }
+}
+
+# ---- help and options ----
+
+build/finetune --help > "$T/help" 2>&1
+check "finetune --help succeeds" [ $? -eq 0 ]
+for option in --model --from-scratch --layers --dim --heads --hidden-dim --vocab-size --train --eval --text --label --output \
+    --epochs --batch-size --lr --warmup-ratio --max-length --seed --threads --optimizer --weight-decay --schedule --grad-accum \
+    --max-grad-norm --dropout --no-shuffle --limit --log; do
+    check "finetune --help names $option" contains "$T/help" "  $option "
+done
+build/predict --help > "$T/help" 2>&1
+check "predict --help succeeds" [ $? -eq 0 ]
+check "predict --help names --logits" contains "$T/help" --logits
+
+bad() { # bad NAME MESSAGE OPTIONS...: with everything else as it should be
+    name=$1 message=$2; shift 2
+    refused "finetune: $name" "$message" build/finetune $tiny $train --text "some, text" --label mood --output "$T/out" "$@"
+}
+bad "unknown option" 'unknown option --epoch' --epoch 3
+bad "missing value" '--epochs needs a value' --epochs
+bad "option for a value" '--epochs needs a value' --epochs --lr 1
+bad "no option" 'unexpected argument "3"' 3
+bad "value for a flag" '--no-shuffle takes no value' --no-shuffle=1
+bad "--epochs 0" '--epochs must be a whole number from 1 to 1000000, not "0"' --epochs 0
+bad "--epochs x" '--epochs must be' --epochs x
+bad "--epochs 1.5" '--epochs must be' --epochs 1.5
+bad "--epochs -1" '--epochs must be' --epochs -1
+bad "--epochs ''" '--epochs must be' --epochs ''
+bad "--batch-size 0" '--batch-size must be' --batch-size 0
+bad "--seed too large" '--seed must be' --seed 99999999999999999999
+bad "--lr nan" '--lr must be a number above 0, not "nan"' --lr nan
+bad "--lr inf" '--lr must be' --lr inf
+bad "--lr 0" '--lr must be' --lr 0
+bad "--lr -1e-3" '--lr must be' --lr -1e-3
+bad "--lr 1e-3x" '--lr must be' --lr 1e-3x
+bad "--lr 1e99" '--lr must be' --lr 1e99
+bad "--dropout 1" '--dropout must be a number from 0 to 0.99' --dropout 1
+bad "--warmup-ratio 2" '--warmup-ratio must be a number from 0 to 1' --warmup-ratio 2
+bad "--weight-decay -1" '--weight-decay must be a number, at least 0' --weight-decay -1
+bad "--optimizer lion" '--optimizer must be adam|adamw|sgd, not "lion"' --optimizer lion
+bad "--optimizer ada" '--optimizer must be' --optimizer ada
+bad "--schedule step" '--schedule must be linear|cosine|constant' --schedule step
+bad "--text three times" '--text must be given at most twice' --text a --text b
+bad "--model and --from-scratch" 'one of --model and --from-scratch' --model "$T"
+bad "heads that do not divide" 'heads' --heads 3
+refused "finetune: --layers without --from-scratch" '--layers is of use with --from-scratch only' \
+    build/finetune --model "$T" --layers 2 $train --text 1 --label mood --output "$T/out"
+refused "finetune: no --label" '--label is missing' build/finetune $tiny $train --text 1 --output "$T/out"
+refused "finetune: no --train" '--train is missing' build/finetune $tiny --text 1 --label 2 --output "$T/out"
+refused "finetune: no model" 'one of --model and --from-scratch' build/finetune $train --text 1 --label 2 --output "$T/out"
+refused "finetune: three columns" 'more than two columns' build/finetune $tiny $train --text a,b,c --label 2 --output "$T/out"
+refused "predict: no --model" '--model is missing' build/predict -
+refused "predict: no file" 'FILE|- is missing' build/predict --model "$T"
+
+# ---- a run from scratch ----
+
+check "train from scratch" run log.json --eval "$T/eval.tsv" --output "$T/model" --epochs 6 --lr 3e-3
+for file in config.json model.safetensors vocab.txt tokenizer_config.json; do check "$file is written" [ -s "$T/model/$file" ]; done
+check "nothing else is written" [ "$(ls -A "$T/model" | wc -l)" -eq 4 ]
+check "first line says threads, core, seed, size" grep -qE '^2 threads, BLAS core [A-Za-z0-9]+, seed 42, [0-9.]+ million parameters' "$T/stdout"
+check "about a line per tenth" [ "$(grep -c '^epoch [0-9]*, step' "$T/stdout")" -eq 10 ]
+check "evaluation after each epoch" [ "$(grep -c '^epoch [0-9]: accuracy' "$T/stdout")" -eq 6 ]
+check "no terminal codes in a file" sh -c "! grep -q '$(printf '\033')' $T/stdout"
+check "it learns" grep -q '^epoch 6: accuracy 1.0000 (the most frequent label alone: 0.5000), F1 1.0000, Matthews 1.0000' "$T/stdout"
+check "a log line per step and evaluation" lines "$T/log.json" 42
+check "every log line is an object" [ "$(grep -cE '^\{("[a-z0-9_]+": [-+.e0-9]+(, )?)+\}$' "$T/log.json")" -eq 42 ]
+check "steps are counted" sh -c "[ \"\$(grep grad_norm $T/log.json | sed -n '36s/.*\"step\": \([0-9]*\), \"epoch\": \([0-9]*\),.*/\1 \2/p')\" = '36 6' ]"
+check "label names are saved" contains "$T/model/config.json" glad
+lr_expected() { awk 'BEGIN { for (i = 0; i < 36; i++) print 3e-3 * (i < 3 ? i / 3 : (36 - i) / 33) }'; }
+lr_expected > "$T/expected"
+field "$T/log.json" lr > "$T/lr"
+paste "$T/lr" "$T/expected" > "$T/both"
+check "linear schedule with floor(0.1 x 36) warmup steps" near 1e-9 < "$T/both"
+
+check "again with one thread" run log1.json --eval "$T/eval.tsv" --output "$T/model1" --epochs 6 --lr 3e-3 --threads 1
+check "threads do not change the weights" cmp "$T/model/model.safetensors" "$T/model1/model.safetensors"
+check "another seed" run log2.json --epochs 1 --seed 7
+check "a seed changes the losses" sh -c "[ \"\$(grep -m1 -o '\"loss\": [^,]*' $T/log.json)\" != \"\$(grep -m1 -o '\"loss\": [^,]*' $T/log2.json)\" ]"
+
+# ---- options that change the run ----
+
+same() { # same NAME TOLERANCE FIELD LOG1 LOG2
+    field "$T/$4" "$3" > "$T/one"; field "$T/$5" "$3" > "$T/two"
+    paste "$T/one" "$T/two" > "$T/both"
+    check "$1" near "$2" < "$T/both"
+}
+differs() { # differs NAME FIELD LOG1 LOG2
+    field "$T/$3" "$2" > "$T/one"; field "$T/$4" "$2" > "$T/two"
+    paste "$T/one" "$T/two" > "$T/both"
+    if near 1e-6 < "$T/both"; then result 1 "$1"; else result 0 "$1"; fi
+}
+plain="--epochs 2 --dropout 0 --no-shuffle --lr 1e-3"
+check "without dropout and shuffling" run plain.json $plain
+check "accumulation" run accum.json $plain --batch-size 5 --grad-accum 4
+check "the same batches at once" run whole.json $plain --batch-size 20
+check "accumulation counts steps" lines "$T/accum.json" 10
+same "accumulation gives the pooled losses" 1e-5 loss accum.json whole.json
+same "accumulation gives the pooled gradients" 1e-4 grad_norm accum.json whole.json
+check "--limit" run limit.json $plain --limit 17
+check "--limit leaves two steps per epoch" lines "$T/limit.json" 4
+check "--max-grad-norm" run clip.json $plain --max-grad-norm 0.01
+same "the norm is the one before clipping" 1e-6 grad_norm plain.json plain.json
+differs "clipping changes the run" loss plain.json clip.json
+check "--schedule constant" run constant.json $plain --schedule constant --warmup-ratio 0
+check "a constant rate" [ "$(field "$T/constant.json" lr | sort -u | wc -l)" -eq 1 ]
+check "--schedule cosine" run cosine.json $plain --schedule cosine
+differs "cosine is not linear" lr plain.json cosine.json
+check "--optimizer adamw" run adamw.json $plain --optimizer adamw --weight-decay 0.5
+check "--weight-decay 0" run adamw0.json $plain --optimizer adamw --weight-decay 0
+same "adamw without decay is adam" 1e-7 loss plain.json adamw0.json
+differs "decay changes the run" loss plain.json adamw.json
+check "--optimizer sgd" run sgd.json $plain --optimizer sgd --lr 0.1
+differs "sgd is not adam" loss plain.json sgd.json
+check "--dropout" run dropout.json $plain --dropout 0.5
+differs "dropout changes the run" loss plain.json dropout.json
+check "shuffling" run shuffle.json --epochs 2 --dropout 0 --lr 1e-3
+differs "shuffling changes the run" loss plain.json shuffle.json
+check "--vocab takes a tokenizer" run vocab.json $plain --vocab "$T/model"
+check "--hidden-dim" run hidden.json $plain --hidden-dim 48
+
+# ---- predict ----
+
+build/predict --model "$T/model" --text "some, text" "$T/eval.tsv" > "$T/predicted" 2> "$T/stderr"
+check "predict succeeds" [ $? -eq 0 ]
+check "a row for each and a header" lines "$T/predicted" 31
+check "the header names the labels" [ "$(head -n 1 "$T/predicted")" = "$(printf 'label\tglad\tsad')" ]
+cut -f 3 "$T/eval.tsv" | tail -n +2 > "$T/one"
+cut -f 1 "$T/predicted" | tail -n +2 > "$T/two"
+check "the labels are right" cmp "$T/one" "$T/two"
+tail -n +2 "$T/predicted" | awk '{ print $2 + $3, 1 }' > "$T/both"
+check "probabilities sum to 1" near 3e-6 < "$T/both"
+build/predict --model "$T/model" --text 1 --logits --batch-size 7 --threads 1 "$T/eval.tsv" > "$T/logits" 2> "$T/stderr"
+check "predict --logits succeeds" [ $? -eq 0 ]
+paste "$T/logits" "$T/predicted" | tail -n +2 | awk '{ print 1 / (1 + exp($3 - $2)), $5 }' > "$T/both"
+check "logits and probabilities agree" near 2e-6 < "$T/both"
+printf 'good day\n\na\ttab\nbad day' | build/predict --model "$T/model" - > "$T/lines" 2> "$T/stderr"
+check "lines from stdin" lines "$T/lines" 5
+check "the first line is glad" sh -c "[ \"\$(sed -n 2p $T/lines | cut -f 1)\" = glad ]"
+cut -f 2 "$T/eval.tsv" | tail -n +2 | build/predict --model "$T/model" - > "$T/two" 2> /dev/null
+check "lines and columns give the same" cmp "$T/predicted" "$T/two"
+awk '{ for (i = 0; i < 30; i++) printf "good "; print "day" }' "$T/lines" | build/predict --model "$T/model" - > "$T/two" 2> "$T/stderr"
+check "long texts are predicted" lines "$T/two" 6
+check "long texts are counted in one notice" contains "$T/stderr" '5 of 5 texts were longer than 16 tokens and were cut'
+if [ -w /dev/full ]; then
+    build/predict --model "$T/model" --text 1 "$T/eval.tsv" > /dev/full 2> "$T/stderr"
+    check "a full disk is an error" [ $? -eq 1 ]
+fi
+
+# ---- a trained folder again ----
+
+again="build/finetune --model $T/model --threads 2 --epochs 1 --lr 1e-4"
+$again $train --eval "$T/eval.tsv" --text "some, text" --label mood --output "$T/more" > "$T/stdout" 2> "$T/stderr"
+check "training goes on" [ $? -eq 0 ]
+check "and keeps what it knows" grep -q '^epoch 1: accuracy 1.0000' "$T/stdout"
+sed 's/glad$/merry/' "$T/train.tsv" > "$T/merry.tsv"
+{ head -n 1 "$T/train.tsv"; grep 'sad$' "$T/train.tsv" | head -n 5; grep 'glad$' "$T/train.tsv" | head -n 40; } > "$T/other.tsv"
+sed 's/LABEL/LABEL/; s/"glad"/"zglad"/g' "$T/model/config.json" > /dev/null
+refused "finetune: labels that the model does not know" 'unknown label "merry"' \
+    $again --train "$T/merry.tsv" --text 1 --label mood --output "$T/out"
+
+# ---- bad input ----
+
+on() { # on NAME MESSAGE TRAIN [EVAL]: training from scratch on these files is refused
+    name=$1 message=$2 file=$3 eval=${4:-$T/eval.tsv}
+    refused "finetune: $name" "$message" build/finetune $tiny --train "$file" --eval "$eval" --text 1 --label mood --output "$T/out"
+}
+on "no such file" 'absent.tsv cannot be read' "$T/absent.tsv"
+: > "$T/empty.tsv"
+on "empty file" 'empty.tsv is empty' "$T/empty.tsv"
+head -n 1 "$T/train.tsv" > "$T/header.tsv"
+on "header only" 'header.tsv has no rows' "$T/header.tsv"
+on "header only, to evaluate on" 'header.tsv has no rows' "$T/train.tsv" "$T/header.tsv"
+{ cat "$T/train.tsv"; printf '97\tonly two\n'; } > "$T/ragged.tsv"
+on "ragged row" 'ragged.tsv, line 98: 2 columns, expected 3' "$T/ragged.tsv"
+{ cat "$T/train.tsv"; printf '97\tbad \377 byte\tsad\n'; } > "$T/bytes.tsv"
+on "invalid UTF-8" 'bytes.tsv, line 98: invalid UTF-8' "$T/bytes.tsv"
+{ cat "$T/eval.tsv"; printf '97\tso so\tmixed\n'; } > "$T/unknown.tsv"
+on "unknown label" 'unknown.tsv, line 32: unknown label "mixed"; known are "glad", "sad"' "$T/train.tsv" "$T/unknown.tsv"
+grep -v 'glad$' "$T/train.tsv" > "$T/single.tsv"
+on "one label only" 'all rows have the label "sad"' "$T/single.tsv"
+{ cat "$T/train.tsv"; printf '97\tno label\t\n'; } > "$T/unlabelled.tsv"
+on "empty label" 'unlabelled.tsv, line 98: the label is empty' "$T/unlabelled.tsv"
+printf 'id,text,mood\n1,"open,glad\n' > "$T/open.csv"
+on "quote that is never closed" 'open.csv, line 2: the quote' "$T/open.csv"
+refused "finetune: missing column" 'no column "words"; columns from 0: "id", "some, text", "mood"' \
+    build/finetune $tiny $train --text words --label mood --output "$T/out"
+refused "finetune: missing label column" 'no column "class"' build/finetune $tiny $train --text 1 --label class --output "$T/out"
+
+: > "$T/plain"
+refused "finetune: output in no folder" 'cannot be written' build/finetune $tiny $train --text 1 --label mood --output "$T/plain/out"
+refused "finetune: output is a file" 'cannot be written' build/finetune $tiny $train --text 1 --label mood --output "$T/plain"
+refused "finetune: log in no folder" 'cannot be written' \
+    build/finetune $tiny $train --text 1 --label mood --output "$T/out" --log "$T/absent/log"
+check "an unwritable output is found before training" sh -c "! grep -q '^epoch' $T/stdout"
+
+model() { # model NAME: a copy of the trained folder, to be spoilt
+    rm -rf "$T/spoilt"; cp -r "$T/model" "$T/spoilt"
+}
+spoilt() { # spoilt NAME MESSAGE: the folder is refused by both programs
+    refused "finetune: $1" "$2" build/finetune --model "$T/spoilt" $train --text 1 --label mood --output "$T/out"
+    refused "predict: $1" "$2" build/predict --model "$T/spoilt" --text 1 "$T/eval.tsv"
+    check "predict: $1, nothing printed" [ ! -s "$T/stdout" ]
+}
+rm -rf "$T/spoilt"
+spoilt "no such folder" "$T/spoilt"
+model; head -c 3000 "$T/model/model.safetensors" > "$T/spoilt/model.safetensors"
+spoilt "truncated safetensors" model.safetensors
+model; head -c 5 "$T/model/model.safetensors" > "$T/spoilt/model.safetensors"
+spoilt "safetensors of 5 bytes" model.safetensors
+model; LC_ALL=C sed '1s/"shape":\[2,32\]/"shape":[3,32]/' "$T/model/model.safetensors" > "$T/spoilt/model.safetensors"
+spoilt "lying safetensors" classifier.weight
+model; sed 's/\("dim": *\)32/\164/' "$T/model/config.json" > "$T/spoilt/config.json"
+spoilt "wrong shape" 'distilbert.'
+model; printf 'more\nwords\n' >> "$T/spoilt/vocab.txt"
+spoilt "vocabulary and model that disagree" 'they do not belong together'
+model; : > "$T/spoilt/config.json"
+spoilt "empty config.json" config.json
+model; rm "$T/spoilt/vocab.txt"
+spoilt "no vocabulary" vocab.txt
+refused "predict: empty input" 'standard input is empty' build/predict --model "$T/model" -
+refused "predict: no such file" 'absent.tsv cannot be read' build/predict --model "$T/model" "$T/absent.tsv"
+refused "predict: missing column" 'no column "words"' build/predict --model "$T/model" --text words "$T/eval.tsv"
+printf 'fine\n\377\n' > "$T/bytes"
+refused "predict: invalid UTF-8" 'bytes, line 2: invalid UTF-8' build/predict --model "$T/model" "$T/bytes"
+
+# Labels that are numbers, for a model that has no names for them.
+model; awk 'BEGIN { RS = "\0" } { gsub(/"id2label": *\{[^}]*\},?/, ""); gsub(/"label2id": *\{[^}]*\},?/, ""); printf "%s", $0 }' \
+    "$T/model/config.json" > "$T/spoilt/config.json"
+sed 's/glad$/0/; s/sad$/1/' "$T/train.tsv" > "$T/numbers.tsv"
+{ sed 's/glad$/0/; s/sad$/1/' "$T/eval.tsv"; printf '1\tout of range\t2\n'; } > "$T/range.tsv"
+refused "finetune: label out of range" 'range.tsv, line 32' \
+    build/finetune --model "$T/spoilt" --train "$T/numbers.tsv" --eval "$T/range.tsv" --text 1 --label mood --output "$T/out"
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" -eq 0 ]
