@@ -394,7 +394,7 @@ ACCEL_API accel_tensor accel_full(accel_t *acc, accel_shape shape, float value);
 /* Normal(0, 1) and uniform [0, 1) numbers; a function of the seed, the step, the micro-batch's calls so far and the index. */
 ACCEL_API accel_tensor accel_randn(accel_t *acc, accel_shape shape);
 ACCEL_API accel_tensor accel_rand(accel_t *acc, accel_shape shape);
-/* Rank 0 with dim[0] == 0 for the null tensor. */
+/* Asking is no error: rank 0 with dim[0] == 0, and 0 elements, for a null tensor or a stale handle. */
 ACCEL_API accel_shape accel_shape_of(accel_tensor x);
 ACCEL_API int64_t accel_count(accel_tensor x);
 ACCEL_API accel_type accel_type_of(accel_tensor x);
@@ -405,7 +405,8 @@ ACCEL_API bool accel_read(accel_tensor x, float *values, int64_t count);
 ACCEL_API bool accel_write(accel_tensor x, const float *values, int64_t count);
 /* The only element of a tensor; NaN on error. */
 ACCEL_API float accel_item(accel_tensor x);
-/* Whether a gradient flows to a tensor of the current scope that no operation made (a leaf). Default: no, parameters yes. */
+/* Whether a gradient flows to a tensor that no operation made (a leaf). Default: no, parameters yes. Switching it on forgets the
+   gradient that a leaf has. */
 ACCEL_API void accel_set_requires_grad(accel_tensor x, bool on);
 /* Copies the gradient of a parameter or leaf (divided by the pooled weight, and clipped where accel_clip_grad_norm did);
    zeros where none has arrived. False on error. */
@@ -577,8 +578,8 @@ ACCEL_API accel_tensor accel_unpack(accel_tensor packed, const accel_batch *batc
 
 /* ---- the accelerator ---- */
 
-/* Makes any objects ready to train together, in any order: places models on the device, checks every row of a loader
-   against the encoder (ids, lengths, labels), joins optimizers and loaders to the accumulation window. False on error. */
+/* Makes any objects ready to train together, in any order: places models on the device and checks every row of a loader
+   against the encoder (ids, lengths, labels). False on error. */
 #define accel_prepare(acc, ...) accel__prepare((acc), __VA_ARGS__, (void *)0)
 ACCEL_API bool accel__prepare(accel_t *acc, ...);
 /* Adds the gradients of a scalar to every parameter and leaf it depends on. Several calls add up. */
@@ -2032,8 +2033,9 @@ ACCEL_API void accel_release(accel_tensor x) {
         accel__fail(x.acc, ACCEL_BAD_STATE, "accel_release: only a tensor that accel_keep kept can be released");
         return;
     }
-    /* A recorded operation may still read it: it goes with the scope. */
+    /* A recorded operation may still read it, so it goes with the scope; but its handle is stale from now on. */
     accel__scope_remove(x.acc, slot);
+    slot->generation++;
     slot->scope = accel__current_scope(x.acc);
     slot->next = x.acc->scope[slot->scope];
     x.acc->scope[slot->scope] = slot;
@@ -2096,17 +2098,17 @@ ACCEL_API accel_tensor accel_rand(accel_t *acc, accel_shape shape) {
 }
 
 ACCEL_API accel_shape accel_shape_of(accel_tensor x) {
-    accel__slot *slot = accel__get(x, "accel_shape_of");
+    const accel__slot *slot = accel_failed(x.acc) ? NULL : accel__find(x);
     return slot ? slot->shape : (accel_shape){0, {0, 0, 0, 0}};
 }
 
 ACCEL_API int64_t accel_count(accel_tensor x) {
-    accel__slot *slot = accel__get(x, "accel_count");
+    const accel__slot *slot = accel_failed(x.acc) ? NULL : accel__find(x);
     return slot ? slot->count : 0;
 }
 
 ACCEL_API accel_type accel_type_of(accel_tensor x) {
-    accel__slot *slot = accel__get(x, "accel_type_of");
+    const accel__slot *slot = accel_failed(x.acc) ? NULL : accel__find(x);
     return slot ? slot->type : ACCEL_FLOAT32;
 }
 
@@ -2143,7 +2145,10 @@ ACCEL_API bool accel_write(accel_tensor x, const float *values, int64_t count) {
 ACCEL_API float accel_item(accel_tensor x) {
     float value = NAN;
     accel__slot *slot = accel__get_float(x, "accel_item");
-    if (slot) accel_read(x, &value, 1);
+    if (slot && slot->count != 1)
+        accel__fail(x.acc, ACCEL_BAD_SHAPE, "accel_item: a tensor of one element is expected, the shape is %s",
+                    accel__shape_text(slot->shape).text);
+    else if (slot) accel_read(x, &value, 1);
     return value;
 }
 
@@ -2509,6 +2514,7 @@ ACCEL__INLINE void accel__map_piece_body(const accel_map *a, int piece) {
     case ACCEL_MAP_EXP: accel__map_function(a, ACCEL_MAP_EXP, r); break;
     case ACCEL_MAP_LOG: accel__map_function(a, ACCEL_MAP_LOG, r); break;
     case ACCEL_MAP_SQRT: accel__map_function(a, ACCEL_MAP_SQRT, r); break;
+    case ACCEL_MAP_ACTIVATION + ACCEL_NONE: accel__map_activation(a, ACCEL_NONE, r); break;
     case ACCEL_MAP_ACTIVATION + ACCEL_RELU: accel__map_activation(a, ACCEL_RELU, r); break;
     case ACCEL_MAP_ACTIVATION + ACCEL_LEAKY_RELU: accel__map_activation(a, ACCEL_LEAKY_RELU, r); break;
     case ACCEL_MAP_ACTIVATION + ACCEL_GELU: accel__map_activation(a, ACCEL_GELU, r); break;
@@ -2585,22 +2591,23 @@ static void accel__cpu_pair(accel_t *acc, const accel_pair *args) {
 
 /* ---- sums along an axis, and their opposite ---- */
 
-/* inner == 1: pieces are blocks of outer rows; else a piece is some columns of one outer matrix. Long sums go by
-   sub-sums of 64, which keeps rounding small. */
+/* inner == 1: pieces are blocks of outer rows; else a piece is some columns of one outer matrix. Sums of eight are added up in
+   double, which keeps the rounding of long sums small. */
 ACCEL__INLINE void accel__reduce_columns(const accel_axis *a, int64_t outer, accel__range column) {
-    float block[ACCEL__COLUMNS_AT_ONCE], total[ACCEL__COLUMNS_AT_ONCE] = {0};
+    float block[ACCEL__COLUMNS_AT_ONCE];
+    double total[ACCEL__COLUMNS_AT_ONCE] = {0};
     int n = (int)(column.end - column.begin);
     int64_t stride = a->stride ? a->stride : a->inner;
     const float *x = a->x + outer * a->n * stride + column.begin;
-    for (int64_t begin = 0; begin < a->n; begin += 64) {
-        int64_t end = begin + 64 < a->n ? begin + 64 : a->n;
-        for (int j = 0; j < n; j++) block[j] = 0;
-        for (int64_t i = begin; i < end; i++)
+    for (int64_t begin = 0; begin < a->n; begin += 8) {
+        int64_t end = begin + 8 < a->n ? begin + 8 : a->n;
+        for (int j = 0; j < n; j++) block[j] = x[begin * stride + j];
+        for (int64_t i = begin + 1; i < end; i++)
             for (int j = 0; j < n; j++) block[j] += x[i * stride + j];
-        for (int j = 0; j < n; j++) total[j] += block[j];
+        for (int j = 0; j < n; j++) total[j] += (double)block[j];
     }
     float *out = a->out + outer * a->inner + column.begin;
-    for (int j = 0; j < n; j++) accel__put(&out[j], a->scale * total[j], a->add);
+    for (int j = 0; j < n; j++) accel__put(&out[j], (float)(a->scale * total[j]), a->add);
 }
 
 ACCEL__INLINE void accel__reduce_piece_body(const accel_axis *a, int piece) {
@@ -2813,13 +2820,14 @@ static void accel__cpu_norm_backward(accel_t *acc, const accel_norm *args) {
 
 /* ---- softmax ---- */
 
-/* out = softmax(scale x); returns the log of the denominator plus the maximum, so that log-softmax is scale x minus that. */
-ACCEL__INLINE float accel__softmax_row(const float *x, float *out, int n, float scale) {
+/* out = softmax(scale x); returns the maximum plus the log of the sum, so that log-softmax is scale x minus that (in double, since
+   large logits would lose the small differences). */
+ACCEL__INLINE double accel__softmax_row(const float *x, float *out, int n, float scale) {
     float max = accel__max_row(x, n) * scale;
     for (int j = 0; j < n; j++) out[j] = accel__exp(scale * x[j] - max);
     float sum = accel__sum_row(out, n), inverse = 1.0f / sum;
     for (int j = 0; j < n; j++) out[j] *= inverse;
-    return max + logf(sum);
+    return (double)max + (double)logf(sum);
 }
 
 /* softmax: dx = y (dy - sum(dy y)); log-softmax: dx = dy - exp(y) sum(dy). */
@@ -2840,9 +2848,9 @@ ACCEL__INLINE void accel__softmax_piece_body(const accel_softmax_rows *a, int pi
         }
         const float *x = a->x + i * a->width;
         float *out = a->out + i * a->width;
-        float total = accel__softmax_row(x, out, a->width, 1.0f);
+        double total = accel__softmax_row(x, out, a->width, 1.0f);
         if (a->log)
-            for (int j = 0; j < a->width; j++) out[j] = x[j] - total;
+            for (int j = 0; j < a->width; j++) out[j] = (float)(x[j] - total);
     }
 }
 ACCEL__KERNEL(accel__softmax_piece, accel_softmax_rows)
@@ -2904,7 +2912,28 @@ ACCEL__INLINE void accel__head_softmax_body(const accel__head_rows *a, int piece
 }
 ACCEL__KERNEL(accel__head_softmax, accel__head_rows)
 
-/* ds = scale p (dp - sum(dp p)), where dp (in scratch2) first gets dropout's factor. Overwrites dp. */
+/* sum(w x) / sum(w) in double. Attention's probabilities do not add up to exactly 1; with this mean a row's gradients still add
+   up to nearly nothing, and so do those of the key bias, which are zero in exact arithmetic. */
+ACCEL__INLINE double accel__weighted_mean(const float *x, const float *w, int n) {
+    double product[ACCEL__LANES] = {0}, weight[ACCEL__LANES] = {0};
+    int i = 0;
+    for (; i + ACCEL__LANES <= n; i += ACCEL__LANES)
+        for (int j = 0; j < ACCEL__LANES; j++) {
+            product[j] += (double)x[i + j] * (double)w[i + j];
+            weight[j] += (double)w[i + j];
+        }
+    for (int j = 0; i < n; i++, j++) {
+        product[j] += (double)x[i] * (double)w[i];
+        weight[j] += (double)w[i];
+    }
+    for (int j = 1; j < ACCEL__LANES; j++) {
+        product[0] += product[j];
+        weight[0] += weight[j];
+    }
+    return product[0] / weight[0];
+}
+
+/* ds = scale p (dp - mean of dp under p), where dp (in scratch2) first gets dropout's factor. Overwrites dp. */
 ACCEL__INLINE void accel__head_softmax_backward_body(const accel__head_rows *a, int piece) {
     (void)piece;
     const accel__head *h = &a->head;
@@ -2918,8 +2947,8 @@ ACCEL__INLINE void accel__head_softmax_backward_body(const accel__head_rows *a, 
             accel__mask_row row = accel__mask_of(&mask, h->token + i);
             for (int j = 0; j < h->length; j++) dp[j] *= accel__mask_factor(&row, (uint32_t)j);
         }
-        float sum = accel__dot(dp, p, h->length);
-        for (int j = 0; j < h->length; j++) dp[j] = scale * p[j] * (dp[j] - sum);
+        double mean = accel__weighted_mean(dp, p, h->length);
+        for (int j = 0; j < h->length; j++) dp[j] = scale * p[j] * (float)(dp[j] - mean);
     }
 }
 ACCEL__KERNEL(accel__head_softmax_backward, accel__head_rows)
@@ -2977,13 +3006,13 @@ ACCEL__INLINE void accel__cross_entropy_row(const accel_cross_entropy_rows *a, i
         a->loss[row] = 0;
         return;
     }
-    float total = accel__softmax_row(x, dx, classes, 1.0f); /* dx holds the probabilities */
+    double total = accel__softmax_row(x, dx, classes, 1.0f); /* dx holds the probabilities */
     float hit = (1.0f - a->smoothing) * (w ? w[label] : 1.0f), each = a->smoothing / (float)classes;
-    double loss = hit * ((double)total - x[label]), weights = hit;
+    double loss = hit * (total - x[label]), weights = hit;
     if (each > 0)
         for (int c = 0; c < classes; c++) {
             double weight = (double)each * (w ? w[c] : 1.0f);
-            loss += weight * ((double)total - x[c]);
+            loss += weight * (total - x[c]);
             weights += weight;
         }
     for (int c = 0; c < classes; c++) dx[c] = (float)weights * dx[c] - each * (w ? w[c] : 1.0f);
@@ -3303,7 +3332,7 @@ ACCEL_API void accel_set_requires_grad(accel_tensor x, bool on) {
         return;
     }
     slot->requires_grad = on;
-    if (slot->param) return;
+    if (slot->param || !on) return;
     accel__block_release(x.acc, slot->grad);
     slot->grad = NULL;
     accel__window_reset(&slot->window);
@@ -3516,7 +3545,7 @@ static bool accel__broadcast(accel_t *acc, const char *where, const accel__slot 
 
 static accel_tensor accel__pair_tensor(accel_tensor a, accel_tensor b, const char *where, accel_pair_kind kind) {
     accel_t *acc = a.acc ? a.acc : b.acc;
-    accel__slot *in[2];
+    accel__slot *in[2] = {NULL, NULL};
     accel_shape shape;
     accel_pair args = {.kind = kind};
     if (!accel__get_two(a, b, where, &in[0], &in[1]) || !accel__broadcast(acc, where, in[0], in[1], &shape, &args))
@@ -3914,7 +3943,7 @@ static bool accel__matmul_shape(accel_t *acc, const accel__slot *a, const accel_
 
 ACCEL_API accel_tensor accel_matmul_t(accel_tensor a, bool transpose_a, accel_tensor b, bool transpose_b) {
     accel_t *acc = a.acc ? a.acc : b.acc;
-    accel__slot *in[2];
+    accel__slot *in[2] = {NULL, NULL};
     accel_gemm args = {.transpose_a = transpose_a, .transpose_b = transpose_b, .batch = 1, .alpha = 1};
     accel_shape shape;
     if (!accel__get_two(a, b, "accel_matmul", &in[0], &in[1]) || !accel__matmul_shape(acc, in[0], in[1], &args, &shape))
@@ -4173,7 +4202,7 @@ static accel__slot *accel__norm(accel_t *acc, accel__slot *x, accel__slot *resid
 
 ACCEL_API accel_tensor accel_layer_norm(accel_tensor x, accel_tensor weight, accel_tensor bias, float eps) {
     const char *where = "accel_layer_norm";
-    accel__slot *in = accel__get_float(x, where), *w, *b;
+    accel__slot *in = accel__get_float(x, where), *w = NULL, *b = NULL;
     if (!in || !accel__get_two(weight, bias, where, &w, &b)) return accel__null(x.acc);
     int width = accel__shape_last(in->shape);
     if (in->shape.rank < 1 || w->shape.rank != 1 || w->shape.dim[0] != width || !accel__shape_equal(w->shape, b->shape)) {
@@ -4462,7 +4491,7 @@ struct accel_model {
 struct accel_optimizer {
     accel__object object;
     accel_update_rule rule;
-    bool amsgrad, prepared;
+    bool amsgrad;
     float base_lr, weight_decay;
     double factor;           /* of the schedule */
     accel__param **params;   /* stb_ds array */
@@ -4630,6 +4659,11 @@ static void accel__param_fill(accel__slot *slot, float value) {
 
 static accel_tensor accel__parameter(accel_model *model, const char *name, accel_shape shape, float scale, bool normal) {
     if (!model || model->object.acc->code != ACCEL_OK) return accel__null(model ? model->object.acc : NULL);
+    if (!(scale >= 0) || !isfinite(scale)) {
+        accel__fail(model->object.acc, ACCEL_BAD_ARGUMENT, "accel_parameter: %s cannot have values of spread %g", name ? name : "(null)",
+                    (double)scale);
+        return accel__null(model->object.acc);
+    }
     accel__slot *slot = accel__param_new(model, name, shape);
     if (!slot) return accel__null(model->object.acc);
     if (scale != 0) accel__param_random(slot->param, scale, normal);
@@ -4758,9 +4792,14 @@ ACCEL_API accel_layer accel_layer_norm_layer(int width) {
     return (accel_layer){ACCEL__LAYER_NORM_LAYER, width, width, ACCEL_NONE, 1e-5f};
 }
 
-/* Layer i's weight and bias, named as torch.nn.Sequential names them; nothing for layers without parameters. */
-static bool accel__layer_create(accel_model *model, int i, const accel_layer *layer) {
+/* Layer i's weight and bias, named as torch.nn.Sequential names them; nothing for layers without parameters. *width is
+   what the layers before it give, 0 where that is not known, and then what this one gives. */
+static bool accel__layer_create(accel_model *model, int i, const accel_layer *layer, int *width) {
     accel_t *acc = model->object.acc;
+    if (layer->in && *width && layer->in != *width)
+        return accel__fail(acc, ACCEL_BAD_SHAPE, "accel_sequential: layer %d takes %d features, the layers before it give %d", i, layer->in,
+                           *width);
+    if (layer->out) *width = layer->out;
     char weight[32], bias[32];
     snprintf(weight, sizeof weight, "%d.weight", i);
     snprintf(bias, sizeof bias, "%d.bias", i);
@@ -4789,7 +4828,7 @@ ACCEL_API accel_model *accel_sequential(accel_t *acc, const char *name, const ac
     }
     accel_model *model = accel_model_create(acc, name);
     bool created = model && (model->layers = (accel_layer *)accel__alloc(acc, (size_t)count * sizeof *layers));
-    for (int i = 0; i < count && created; i++) created = accel__layer_create(model, i, &layers[i]);
+    for (int i = 0, width = 0; i < count && created; i++) created = accel__layer_create(model, i, &layers[i], &width);
     if (!created) {
         if (model) accel__object_destroy(&model->object);
         return NULL;
@@ -4904,7 +4943,7 @@ static void accel__encoder_pair(accel_model *model, const char *prefix, const ch
     *bias = accel__param_new(model, name, accel_1d(rows ? rows : columns));
 }
 
-/* Query, key and value share their storage, so that one product computes them; they are named weight by weight, bias by bias. */
+/* The weights of query, key and value lie one behind the other, and so do their biases: one product computes all three. */
 static void accel__encoder_qkv(accel_model *model, const char *prefix, const char *const *middle, int dim, accel__encoder_layer *l) {
     char name[6][160];
     const char *weights[3] = {name[0], name[1], name[2]}, *biases[3] = {name[3], name[4], name[5]};
@@ -4912,8 +4951,13 @@ static void accel__encoder_qkv(accel_model *model, const char *prefix, const cha
         snprintf(name[i], sizeof name[i], "%s%s.weight", prefix, middle[i]);
         snprintf(name[3 + i], sizeof name[i], "%s%s.bias", prefix, middle[i]);
     }
-    accel__params_joined(model, weights, 3, accel_2d(dim, dim), l->qkv_weight);
-    accel__params_joined(model, biases, 3, accel_1d(dim), l->qkv_bias);
+    size_t first = accel__length(model->params);
+    if (!accel__params_joined(model, weights, 3, accel_2d(dim, dim), l->qkv_weight) ||
+        !accel__params_joined(model, biases, 3, accel_1d(dim), l->qkv_bias))
+        return;
+    accel__param **p = model->params + first; /* weight, bias, weight, .. as Transformers lists them */
+    accel__param *listed[6] = {p[0], p[3], p[1], p[4], p[2], p[5]};
+    memcpy(p, listed, sizeof listed);
 }
 
 static void accel__encoder_layer_create(accel_model *model, int index, accel__encoder_layer *l) {
@@ -5349,7 +5393,7 @@ ACCEL_API accel_tensor accel_cross_entropy(accel_tensor logits, accel_tensor lab
 
 static accel_tensor accel__pointwise(accel_tensor a, accel_tensor b, const char *where, bool bce) {
     accel_t *acc = a.acc ? a.acc : b.acc;
-    accel__slot *in[2];
+    accel__slot *in[2] = {NULL, NULL};
     if (!accel__get_two(a, b, where, &in[0], &in[1])) return accel__null(acc);
     if (!accel__shape_equal(in[0]->shape, in[1]->shape)) {
         accel__fail(acc, ACCEL_BAD_SHAPE, "%s: two tensors of one shape are expected, the shapes are %s and %s", where,
@@ -5576,12 +5620,12 @@ ACCEL_API accel_optimizer *accel_sgd(accel_t *acc, accel_model *model, const acc
 
 /* True where this micro-batch does not end its accumulation window. */
 static bool accel__mid_window(const accel_optimizer *opt) {
-    return opt->prepared && !accel_sync_gradients(opt->object.acc);
+    return !accel_sync_gradients(opt->object.acc);
 }
 
 ACCEL_API void accel_zero_grad(accel_optimizer *opt) {
     if (!opt || accel_failed(opt->object.acc)) return;
-    if (opt->prepared && opt->object.acc->window_index > 0 && !opt->window.consumed) return;
+    if (opt->object.acc->window_index > 0 && !opt->window.consumed) return;
     accel__window_reset(&opt->window);
 }
 
@@ -5667,8 +5711,8 @@ ACCEL_API float accel_clip_grad_norm(accel_optimizer *opt, float max_norm) {
         accel__fail(opt->object.acc, ACCEL_BAD_ARGUMENT, "accel_clip_grad_norm: max_norm is %g, it must be above 0", (double)max_norm);
         return NAN;
     }
-    double norm = accel__gradient_norm(opt), factor = max_norm / (norm + 1e-6);
-    if (factor < 1 && !accel__mid_window(opt)) opt->window.clip = factor;
+    double norm = accel__gradient_norm(opt) * opt->window.clip, factor = max_norm / (norm + 1e-6);
+    if (factor < 1 && !accel__mid_window(opt)) opt->window.clip *= factor;
     return (float)norm;
 }
 
@@ -5783,7 +5827,6 @@ struct accel_loader {
     accel__object object;
     accel_loader_desc desc;
     accel_data *data;
-    bool prepared;
     int64_t epoch, cursor;    /* the next batch of the epoch */
     int64_t *order;           /* [rows] of the present epoch; made when its first batch is asked for */
     int32_t *ids, *offsets, *types, *labels;
@@ -5801,12 +5844,12 @@ static void accel__data_destroy(accel__object *object) {
 }
 
 static bool accel__data_check(accel_t *acc, const accel_data_desc *d) {
-    if (!d || d->rows < 1 || !d->ids || !d->offsets)
-        return accel__fail(acc, ACCEL_BAD_DATA, "%s has no rows", d && d->name ? d->name : "data");
-    const char *name = d->name ? d->name : "data";
+    const char *name = d && d->name ? d->name : "data";
+    if (!d || d->rows < 1) return accel__fail(acc, ACCEL_BAD_DATA, "%s has no rows", name);
+    if (!d->ids || !d->offsets) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_data_create: %s has no ids or no offsets", name);
     if (d->targets && d->targets_per_row < 1)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_data_create: targets_per_row is %d", d->targets_per_row);
-    if (d->offsets[0] != 0) return accel__fail(acc, ACCEL_BAD_DATA, "%s: the first offset is %lld, not 0", name, (long long)d->offsets[0]);
+    if (d->offsets[0] != 0) return accel__fail(acc, ACCEL_BAD_DATA, "%s: the offsets begin with %lld, not 0", name, (long long)d->offsets[0]);
     for (int64_t i = 0; i < d->rows; i++) {
         int64_t length = d->offsets[i + 1] - d->offsets[i];
         long long line = (long long)(d->line ? d->line[i] : i + 1);
@@ -5991,7 +6034,7 @@ ACCEL_API bool accel_next(accel_loader *loader, accel_batch *batch) {
     }
     bool training = !loader->desc.evaluation && !acc->evaluating;
     if (training || acc->evaluating)
-        accel__begin(acc, training && loader->prepared && loader->cursor + 1 == accel_loader_length(loader));
+        accel__begin(acc, training && loader->cursor + 1 == accel_loader_length(loader));
     if (loader->cursor == 0) accel__loader_order(loader);
     accel__loader_pack(loader, batch);
     loader->cursor++;
@@ -6004,7 +6047,11 @@ ACCEL_API bool accel_next(accel_loader *loader, accel_batch *batch) {
 }
 
 ACCEL_API void accel_loader_set_epoch(accel_loader *loader, int64_t epoch) {
-    if (!loader) return;
+    if (!loader || accel_failed(loader->object.acc)) return;
+    if (epoch < 0) {
+        accel__fail(loader->object.acc, ACCEL_BAD_ARGUMENT, "accel_loader_set_epoch: epoch %lld, expected 0 or more", (long long)epoch);
+        return;
+    }
     loader->epoch = epoch;
     loader->cursor = 0;
 }
@@ -6212,15 +6259,6 @@ static bool accel__prepare_check(void *const *objects, int count) {
     return true;
 }
 
-static bool accel__prepare_one(accel_t *acc, void *object) {
-    switch (((accel__object *)object)->kind) {
-    case ACCEL__LOADER: ((accel_loader *)object)->prepared = true; return true;
-    case ACCEL__OPTIMIZER: ((accel_optimizer *)object)->prepared = true; return true;
-    case ACCEL__MODEL: return acc->desc.no_device_placement || accel_to((accel_model *)object, acc->backend->name);
-    default: return true;
-    }
-}
-
 ACCEL_API bool accel__prepare(accel_t *acc, ...) {
     if (accel_failed(acc)) return false;
     void *objects[ACCEL__PREPARE_MAX], *object;
@@ -6238,7 +6276,9 @@ ACCEL_API bool accel__prepare(accel_t *acc, ...) {
                            ACCEL__PREPARE_MAX);
     if (!accel__prepare_check(objects, count)) return false;
     for (int i = 0; i < count; i++)
-        if (!accel__prepare_one(acc, objects[i])) return false;
+        if (((accel__object *)objects[i])->kind == ACCEL__MODEL && !acc->desc.no_device_placement &&
+            !accel_to((accel_model *)objects[i], acc->backend->name))
+            return false;
     return true;
 }
 

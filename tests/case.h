@@ -4,9 +4,10 @@
 #define CASE_H
 #include <dirent.h>
 #include <math.h>
+#include <strings.h>
 
 /* Largest errors that pass. PyTorch's own float32 run is within these figures of the float64 one, too. */
-#define CASE_HIDDEN 1e-5     /* of a hidden state                                                                   */
+#define CASE_HIDDEN 5e-6     /* of a hidden state                                                                   */
 #define CASE_LOGITS 2e-6
 #define CASE_LOSS 5e-6
 #define CASE_GRADIENT 1e-5   /* of the tensor's largest value, or of a thousandth of the model's where that is more */
@@ -36,7 +37,7 @@ static void case_fault(case_check *check, const char *what) {
 static void case_judge(case_check *check, bool show, const char *what, double error, double tolerance) {
     bool good = error <= tolerance;
     check->compared++;
-    if (check->out && show) fprintf(check->out, "  %-70s %9.2e  of %.0e%s\n", what, error, tolerance, good ? "" : "  <-- outside");
+    if (check->out && show) fprintf(check->out, "  %-78s %9.2e  of %.0e%s\n", what, error, tolerance, good ? "" : "  <-- outside");
     if (good) return;
     char text[300];
     snprintf(text, sizeof text, "%s: error %.3g, allowed %.0e", what, error, tolerance);
@@ -183,7 +184,7 @@ static double case_largest_gradient(accel_t *acc, const accel_safetensors *expec
 /* Every parameter must have an expected gradient, and every expected gradient its parameter. */
 static void case_check_gradients(case_check *check, accel_t *acc, accel_model *model, const accel_safetensors *expect) {
     double least = case_largest_gradient(acc, expect) * 1e-3, worst = 0;
-    char name[300], worst_name[300] = "";
+    char name[300], worst_name[330] = "";
     int expected_count = 0;
     for (int i = 0; i < accel_safetensors_count(expect); i++) expected_count += strncmp(accel_safetensors_name(expect, i), "grad.", 5) == 0;
     if (expected_count != accel_parameter_count(model)) case_fault(check, "the model has not as many parameters as there are gradients");
@@ -199,7 +200,7 @@ static void case_check_gradients(case_check *check, accel_t *acc, accel_model *m
         case_judge(check, check->verbose, name, error, CASE_GRADIENT);
         if (!(error <= worst)) worst = error, snprintf(worst_name, sizeof worst_name, "worst gradient (%s)", name);
     }
-    if (check->out && !check->verbose) fprintf(check->out, "  %-70s %9.2e  of %.0e\n", worst_name, worst, CASE_GRADIENT);
+    if (check->out && !check->verbose) fprintf(check->out, "  %-78s %9.2e  of %.0e\n", worst_name, worst, CASE_GRADIENT);
 }
 
 static void case_check_batch(case_check *check, accel_t *acc, const char *folder) {

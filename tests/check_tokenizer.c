@@ -1,6 +1,6 @@
 /* Compares the tokenizer with Hugging Face's, id for id.   check_tokenizer CASES.json VOCAB
-   CASES.json comes from the library; VOCAB is a vocab.txt, a tokenizer.json or a folder. Prints the first differences and the totals;
-   exit status 1 where anything differs or cannot be read. */
+   CASES.json comes from the library; VOCAB is a vocab.txt, a tokenizer.json or a folder. Prints the first differences
+   and the totals; exit status 1 where anything differs or cannot be read. */
 #define ACCEL_IMPLEMENTATION
 #include "accel_io.h"
 #include "tokenizer_cases.h"

@@ -168,13 +168,13 @@ HELPER bool same_parameters(accel_model *model, const float *expected) { /* bit 
 }
 
 /* Largest difference of two models' gradients, for each parameter relative to its largest gradient in `expected`, or to
-   a thousandth of the largest of all where that is more (a key bias has the gradient zero in exact arithmetic). */
+   a hundredth of the largest of all where that is more (a key bias has the gradient zero in exact arithmetic). */
 HELPER double gradient_distance(accel_model *model, const float *actual, const float *expected) {
     double largest = 0, distance = 0;
     for (int64_t i = 0; i < accel_parameter_elements(model); i++) largest = fmax(largest, fabs(expected[i]));
     for (int i = 0; i < accel_parameter_count(model); i++) {
         int64_t count = accel_count(accel_parameter_at(model, i));
-        double scale = 1e-3 * largest, error = 0;
+        double scale = 1e-2 * largest, error = 0;
         for (int64_t k = 0; k < count; k++) {
             scale = fmax(scale, fabs(expected[k]));
             double difference = fabs((double)actual[k] - expected[k]);

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The character tables of accel_io.h (section >>io-unicode), made by asking the Hugging Face tokenizers library about every code point.
+"""The character tables of accel_io.h (>>io-unicode), from asking Hugging Face's tokenizers about every code point.
 
-usage: make_unicode_tables.py             prints the three tables as C
-       make_unicode_tables.py CASES VOCAB writes tokenizer cases with the first and last code point of every range, and their neighbours
+usage: make_unicode_tables.py               prints the three tables as C
+       make_unicode_tables.py CASES VOCAB   writes tokenizer cases with the code points at the ends of the ranges
 
-Needs the Python package tokenizers (made with 0.23.3). A table entry is a range: first code point << 8 | number of further ones.
+Needs the Python package tokenizers (they were made with 0.23.3). An entry is a range: first code point << 8 | number
+of further ones.
 """
 import json, sys
 from tokenizers import BertWordPieceTokenizer, normalizers, pre_tokenizers
@@ -41,18 +42,18 @@ if len(sys.argv) == 1:
         print("};")
     sys.exit()
 
-edges = sorted({c for rows in tables.values() for a, b in rows for c in (a - 1, a, b, b + 1)}
-               | {c for a, b in PRIVATE for c in (a - 1, a, b)} | {0x130, 0x11938, 0x1C89, 0xA7CB, 0xA7CC, 0xA7DC, 0x10D50, 0x16EA0})
-edges = [c for c in edges if 0 < c < 0x110000 and not 0xD800 <= c <= 0xDFFF]
+edges = {0x130, 0x11938, 0x1C89, 0xA7CB, 0xA7CC, 0xA7DC, 0x10D50, 0x16EA0}
+edges |= {c for a, b in PRIVATE for c in (a - 1, a, b)}
+for rows in tables.values():
+    for i, (a, b) in enumerate(rows): edges |= {a - 1, b} if i % 2 else {a, b + 1}
+edges = sorted(c for c in edges if 0 < c < 0x110000 and not 0xD800 <= c <= 0xDFFF)
 cases = []
-for options in (dict(lowercase=True, strip_accents=None, chinese=True), dict(lowercase=False, strip_accents=None, chinese=True),
-                dict(lowercase=False, strip_accents=True, chinese=False)):
-    t = BertWordPieceTokenizer(sys.argv[2], lowercase=options["lowercase"], strip_accents=options["strip_accents"],
-                               handle_chinese_chars=options["chinese"])
+for lower, strip, chinese in ((True, None, True), (False, None, True), (False, True, False)):
+    t = BertWordPieceTokenizer(sys.argv[2], lowercase=lower, strip_accents=strip, handle_chinese_chars=chinese)
     t.enable_truncation(512)
     for i in range(0, len(edges), 60):
         text = " ".join(f"a{chr(c)}a" for c in edges[i:i + 60])
-        e = t.encode(text)
-        cases.append(dict(options=options, max_length=512, text=text, pair=None, ids=e.ids, type_ids=e.type_ids))
+        options = dict(lowercase=lower, strip_accents=strip, chinese=chinese)
+        cases.append(dict(options=options, max_length=512, text=text, pair=None, ids=t.encode(text).ids))
 json.dump(cases, open(sys.argv[1], "w", encoding="utf-8"), ensure_ascii=False, separators=(",", ":"))
 print(len(cases), "cases of", len(edges), "code points")

@@ -1,11 +1,14 @@
 /* Accumulation windows, prepare, metrics. The rule under test: whatever a step's examples are cut into, the gradient is
    that of the whole batch.
 
-   Tolerance of pooled gradients: 1e-6 of a parameter's largest gradient. Only the order of float32 sums differs. */
+   Only the order of float32 sums differs: single elements by up to 1e-6 of their parameter's largest gradient, measured. A wrong
+   weight would be off by 1e-2 at least. */
 #define ACCEL_IMPLEMENTATION
 #include "accel.h"
 #include "test.h"
 #include "helpers.h"
+
+#define TOLERANCE 2e-6
 
 enum { ROWS = 20, LONGEST = 11, LABELS = 3 };
 
@@ -70,7 +73,7 @@ static void check_accumulation(const char *what, accel_encoder_config config, co
     int64_t count = accel_parameter_elements(whole.model);
     for (int window = 0; window < 2; window++) {
         double distance = gradient_distance(whole.model, actual + window * count, expected + window * count);
-        if (!(distance < 1e-6)) test_faults++, printf("  %s, window %d: distance %g\n", what, window, distance);
+        if (!(distance < TOLERANCE)) test_faults++, printf("  %s, window %d: distance %g\n", what, window, distance);
         CHECK_NEAR(part_norm[window], whole_norm[window], 1e-5 * whole_norm[window]);
         CHECK(whole_norm[window] > 1e-3);
     }
@@ -132,7 +135,7 @@ TEST(micro_batches_of_unequal_size_by_hand) {
         grads[run] = all_of(model, accel_grad);
         CHECK_FINE(acc);
     }
-    CHECK(gradient_distance(model, grads[1], grads[0]) < 1e-6);
+    CHECK(gradient_distance(model, grads[1], grads[0]) < TOLERANCE);
     free(grads[0]), free(grads[1]), free_rows(&made);
     accel_destroy(contexts[0]), accel_destroy(contexts[1]);
 }

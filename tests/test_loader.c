@@ -234,7 +234,7 @@ TEST(data_that_is_refused) {
         {{.rows = 3, .ids = ids, .offsets = empty, .name = "train.tsv", .line = lines}, "20"},
         {{.rows = 3, .ids = ids, .offsets = empty}, "2"}, /* the row's number from 1 */
         {{.rows = 2, .ids = ids, .offsets = backwards}, "2"},
-        {{.rows = 2, .ids = ids, .offsets = late}, "offsets"},
+        {{.rows = 2, .ids = ids, .offsets = late}, "offset"},
         {{.rows = 0, .ids = ids, .offsets = good}, "rows"},
         {{.rows = -1, .ids = ids, .offsets = good}, "rows"},
         {{.rows = 2, .ids = NULL, .offsets = good}, "ids"},
@@ -280,11 +280,11 @@ TEST(rows_are_checked_at_prepare) {
     int64_t offsets[] = {0, 2, 3, 5},
             too_long[] = {0, 2, POSITIONS + 3, POSITIONS + 5}; /* row 1 has one token too many */
     struct { accel_data_desc desc; const char *line, *found, *limit; } cases[] = {
-        {{.rows = 3, .ids = high, .offsets = offsets, .labels = labels}, "34", "41", "41"},
-        {{.rows = 3, .ids = low, .offsets = offsets, .labels = labels}, "56", "-1", "41"},
-        {{.rows = 3, .ids = good, .offsets = offsets, .labels = high_label}, "34", "5", "5"},
-        {{.rows = 3, .ids = good, .offsets = offsets, .labels = low_label}, "56", "-1", "5"},
-        {{.rows = 3, .ids = good, .offsets = offsets, .labels = labels, .token_types = types}, "56", "2", "2"},
+        {{.rows = 3, .ids = high, .offsets = offsets, .labels = labels}, "34", "41", "40"},
+        {{.rows = 3, .ids = low, .offsets = offsets, .labels = labels}, "56", "-1", "40"},
+        {{.rows = 3, .ids = good, .offsets = offsets, .labels = high_label}, "34", "5", "4"},
+        {{.rows = 3, .ids = good, .offsets = offsets, .labels = low_label}, "56", "-1", "4"},
+        {{.rows = 3, .ids = good, .offsets = offsets, .labels = labels, .token_types = types}, "56", "2", "1"},
         {{.rows = 3, .ids = longs, .offsets = too_long, .labels = labels}, "34", "25", "24"}};
     for (int i = 0; i < COUNT(cases); i++) {
         accel_t *acc = prepare_with(cases[i].desc);

@@ -75,13 +75,15 @@ static float *gradient(int parameter, int step) {
 /* A micro-batch whose gradient is gradient(parameter, step) for the parameters that take part, times `factor`. */
 static void toy_backward(toy *t, int step, float factor) {
     accel_begin(t->acc);
+    accel_tensor loss = accel_full(t->acc, accel_0d(), 0);
     for (int i = 0; i < PARAMETERS; i++) {
         if (!takes_part(i, step)) continue;
         float *g = gradient(i, step);
         accel_tensor c = accel_from_floats(t->acc, accel_shape_of(t->p[i]), g);
-        accel_backward(t->acc, accel_scale(accel_sum(accel_mul(t->p[i], c)), factor));
+        loss = accel_add(loss, accel_scale(accel_sum(accel_mul(t->p[i], c)), factor));
         free(g);
     }
+    accel_backward(t->acc, loss);
 }
 
 static double toy_error(toy *t) {
@@ -256,7 +258,7 @@ TEST(optimizers_that_are_refused) {
                               {.weight_decay = NAN},
                               {.groups = NULL, .group_count = 1},
                               {.groups = (accel_param_group[]){{NULL, 0, 0}}, .group_count = 1}};
-    accel_sgd_desc sgd[] = {{.lr = -2}, {.momentum = -1}, {.momentum = NAN}, {.weight_decay = -2}, {.nesterov = true},
+    accel_sgd_desc sgd[] = {{.lr = -2}, {.momentum = -2}, {.momentum = NAN}, {.weight_decay = -2}, {.nesterov = true},
                             {.momentum = 0.9f, .dampening = 0.1f, .nesterov = true}};
     for (int i = 0; i < COUNT(adam); i++) {
         CHECK(accel_adam(t.acc, t.model, &adam[i]) == NULL);

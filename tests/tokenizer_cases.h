@@ -1,5 +1,6 @@
-/* Compares accel_tokenize with a file of cases from Hugging Face's library: an array of {options: {lowercase, strip_accents, chinese},
-   max_length, text, pair, ids, type_ids}. For check_tokenizer.c and test_tokenizer.c, after accel_io.h's implementation. */
+/* Compares accel_tokenize with a file of cases from Hugging Face's library: an array of {options: {lowercase,
+   strip_accents, chinese}, max_length, text, pair, ids, type_ids}; type_ids may be left out. Include after the
+   implementation of accel_io.h. */
 #ifndef TOKENIZER_CASES_H
 #define TOKENIZER_CASES_H
 
@@ -42,6 +43,7 @@ static accel_choice cases_choice(const cJSON *options, const char *key) {
 static bool cases_same(const cJSON *expected, const int32_t *ids, int count) {
     int i = 0;
     const cJSON *item;
+    if (!cJSON_IsArray(expected)) return false;
     cJSON_ArrayForEach(item, expected) {
         if (i >= count || item->valueint != ids[i]) return false;
         i++;
@@ -59,7 +61,7 @@ static void cases_show(int number, const cJSON *item, const int32_t *ids, const 
     cJSON_free(expected);
 }
 
-/* Runs every case of a file on a vocabulary and prints the first `show` differences. False where a file cannot be used. */
+/* Runs every case of a file on a vocabulary; prints the first `show` differences. False where a file is of no use. */
 static bool cases_run(accel_t *acc, const char *path, const char *vocabulary, int show, cases_total *total) {
     cJSON *cases = cases_read(acc, path), *item;
     accel_tokenizer *tokenizer = NULL;
@@ -85,8 +87,9 @@ static bool cases_run(accel_t *acc, const char *path, const char *vocabulary, in
             break;
         }
         int count = accel_tokenize(tokenizer, text, pair, max_length->valueint, ids, types, NULL);
+        const cJSON *type_ids = cJSON_GetObjectItemCaseSensitive(item, "type_ids");
         bool same = cases_same(cJSON_GetObjectItemCaseSensitive(item, "ids"), ids, count) &&
-                    cases_same(cJSON_GetObjectItemCaseSensitive(item, "type_ids"), types, count);
+                    (!type_ids || cases_same(type_ids, types, count));
         if (!same && total->wrong++ < show) cases_show(total->cases, item, ids, types, count);
         total->cases++;
     }
