@@ -37,25 +37,52 @@ PRETRAINED_DEMO   := $(BUILD_PACKAGES) wordnet-base python3-pip unzip
 
 all: $(EXAMPLES) $(CHECKS) $(TESTS) $(BENCHES)
 
-# ---- programs: one source file each; all are built anew when a header or the flags change ----
+# ---- programs: one source file each; all are built anew when a header or the flags change. A user compiles such a file
+# alone; to save time the implementation is compiled once for each set of flags here, and left out of the programs. ----
 
 define build
+@mkdir -p $(@D)
+$(CC) $(FLAGS) $(1) -DACCEL_IMPLEMENTED -DACCEL_IO_IMPLEMENTED $< $(2) -o $@ $(LIBRARIES)
+endef
+
+define implementation
+@mkdir -p $(@D)
+@printf '#define ACCEL_IMPLEMENTATION\n#include "accel_io.h"\n' > $(@:.o=.c)
+$(CC) $(FLAGS) $(1) -c $(@:.o=.c) -o $@
+endef
+
+# These look inside.
+define whole
 @mkdir -p $(@D)
 $(CC) $(FLAGS) $(1) $< -o $@ $(LIBRARIES)
 endef
 
-build/%: examples/%.c $(SOURCES) build/flags
-	$(call build,$(CFLAGS))
-build/%: tests/%.c $(SOURCES) build/flags
-	$(call build,$(CFLAGS))
-build/tests/%: tests/%.c $(SOURCES) build/flags
-	$(call build,$(CFLAGS))
-build/bench/%: bench/%.c $(SOURCES) build/flags
-	$(call build,$(CFLAGS))
-build/sanitize/%: tests/%.c $(SOURCES) build/flags
-	$(call build,$(SANITIZE))
-build/tsan/%: tests/%.c $(SOURCES) build/flags
-	$(call build,$(TSAN))
+build/accel.o: $(SOURCES) build/flags
+	$(call implementation,$(CFLAGS))
+build/sanitize/accel.o: $(SOURCES) build/flags
+	$(call implementation,$(SANITIZE))
+build/tsan/accel.o: $(SOURCES) build/flags
+	$(call implementation,$(TSAN))
+
+build/tests/test_safetensors: tests/test_safetensors.c $(SOURCES) build/flags
+	$(call whole,$(CFLAGS))
+build/sanitize/test_safetensors: tests/test_safetensors.c $(SOURCES) build/flags
+	$(call whole,$(SANITIZE))
+build/tsan/test_safetensors: tests/test_safetensors.c $(SOURCES) build/flags
+	$(call whole,$(TSAN))
+
+build/%: examples/%.c build/accel.o
+	$(call build,$(CFLAGS),build/accel.o)
+build/%: tests/%.c build/accel.o
+	$(call build,$(CFLAGS),build/accel.o)
+build/tests/%: tests/%.c build/accel.o
+	$(call build,$(CFLAGS),build/accel.o)
+build/bench/%: bench/%.c build/accel.o
+	$(call build,$(CFLAGS),build/accel.o)
+build/sanitize/%: tests/%.c build/sanitize/accel.o
+	$(call build,$(SANITIZE),build/sanitize/accel.o)
+build/tsan/%: tests/%.c build/tsan/accel.o
+	$(call build,$(TSAN),build/tsan/accel.o)
 
 build/flags: force
 	@mkdir -p build
@@ -110,7 +137,7 @@ demo:
 	@build/demo_languages $(LANGUAGES)
 	build/finetune --from-scratch --layers 2 --dim 128 --heads 4 --hidden-dim 512 --vocab-size 8000 \
 	    --train $(LANGUAGES)/train.tsv --eval $(LANGUAGES)/test.tsv --text text --label language \
-	    --output $(LANGUAGES)/model --optimizer adamw --lr 1e-3 --epochs 4 --batch-size 32 --max-length 64 --seed 1
+	    --output $(LANGUAGES)/model --optimizer adamw --lr 1e-3 --epochs 3 --batch-size 32 --max-length 64 --seed 1
 	build/predict --model $(LANGUAGES)/model --text text $(LANGUAGES)/test.tsv > $(LANGUAGES)/predictions.tsv
 	@build/demo_report $(LANGUAGES)/test.tsv $(LANGUAGES)/predictions.tsv
 	@printf '\nThe model lies in %s. Try it on a text of your own:\n' $(LANGUAGES)/model

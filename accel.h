@@ -887,12 +887,6 @@ typedef struct accel_backend {
 
 #define ACCEL__COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
 
-/* The kernels are plain loops that the compiler turns into vector code; they must not depend on the user's flags for that. */
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC push_options
-#pragma GCC optimize("O3", "no-math-errno", "no-trapping-math")
-#endif
-
 /* ---- private types ---- */
 
 typedef struct accel__slab accel__slab;
@@ -1145,10 +1139,12 @@ static void accel__stb_free(void *pointer) {
 #pragma push_macro("STBDS_NO_SHORT_NAMES")
 #pragma push_macro("STBDS_REALLOC")
 #pragma push_macro("STBDS_FREE")
+#pragma push_macro("STBDS_ASSERT")
 #undef STB_DS_IMPLEMENTATION
 #undef STBDS_NO_SHORT_NAMES
 #undef STBDS_REALLOC
 #undef STBDS_FREE
+#undef STBDS_ASSERT
 #define STB_DS_IMPLEMENTATION
 #define STBDS_NO_SHORT_NAMES
 #define STBDS_REALLOC(context, pointer, bytes) accel__stb_realloc((pointer), (bytes))
@@ -1209,6 +1205,8 @@ static void accel__array_free(void *array) {
     if (array) stbds_arrfreef(array);
 }
 
+#undef STBDS_ASSERT
+#pragma pop_macro("STBDS_ASSERT")
 #pragma pop_macro("STBDS_FREE")
 #pragma pop_macro("STBDS_REALLOC")
 #pragma pop_macro("STBDS_NO_SHORT_NAMES")
@@ -2165,10 +2163,21 @@ ACCEL_API void accel__values_changed(accel_tensor x) {
 /* =============================================== >>backend ========================================================
    The CPU. Each kernel is a loop over a piece's rows or elements, compiled for three instruction sets. */
 
+/* The kernels are plain loops that the compiler turns into vector code; they must not depend on the user's flags for that. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC optimize("O3", "no-math-errno", "no-trapping-math")
+#endif
+
 #if defined(__x86_64__) && defined(__GNUC__)
 #define ACCEL__X86
 #define ACCEL__AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 #define ACCEL__AVX2 __attribute__((target("avx2,fma")))
+#ifdef __clang__
+#define ACCEL__PLAIN
+#else
+#define ACCEL__PLAIN __attribute__((optimize("O1"))) /* for old processors: not worth the compiler's time */
+#endif
 #endif
 
 #define ACCEL__INLINE static inline __attribute__((always_inline))
@@ -2178,7 +2187,7 @@ ACCEL_API void accel__values_changed(accel_tensor x) {
 #define ACCEL__KERNEL(name, type)                                                                          \
     ACCEL__AVX512 static void name##_avx512(const type *a, int piece) { name##_body(a, piece); }           \
     ACCEL__AVX2 static void name##_avx2(const type *a, int piece) { name##_body(a, piece); }               \
-    static void name##_plain(const type *a, int piece) { name##_body(a, piece); }                          \
+    ACCEL__PLAIN static void name##_plain(const type *a, int piece) { name##_body(a, piece); }             \
     static void name(void *argument, int piece) {                                                          \
         const type *a = (const type *)argument;                                                            \
         if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) name##_avx512(a, piece); \
@@ -2395,95 +2404,6 @@ static void accel__cpu_fill(accel_t *acc, float *x, int64_t n, float value) {
     accel__run(acc, accel__pieces(n, ACCEL__ELEMENTS), accel__fill_piece, &args);
 }
 
-/* ---- matrix products ---- */
-
-/* Tiles of C: large, since OpenBLAS packs both operands in every call, and of a size that the shape alone decides. */
-enum { ACCEL__TILE_ROWS = 384, ACCEL__TILE_COLUMNS = 384 };
-
-typedef struct accel__gemm_list {
-    const accel_gemm *gemm;
-    int count;
-} accel__gemm_list;
-
-static int accel__gemm_pieces(const accel_gemm *g) {
-    return g->batch * accel__pieces(g->m, ACCEL__TILE_ROWS) * accel__pieces(g->n, ACCEL__TILE_COLUMNS);
-}
-
-/* Cuts n into equal parts, multiples of 16. */
-static accel__range accel__tile(int n, int size, int piece) {
-    int parts = accel__pieces(n, size);
-    int part = ((n + parts - 1) / parts + 15) / 16 * 16;
-    return accel__range_of(n, part, piece);
-}
-
-typedef struct accel__epilogue {
-    const accel_gemm *gemm;
-    float *c, *before;
-    const float *bias;
-    int rows, columns;
-} accel__epilogue;
-
-ACCEL__INLINE void accel__epilogue_rows(const accel__epilogue *e, accel_activation kind) {
-    for (int i = 0; i < e->rows; i++) {
-        float *c = e->c + (int64_t)i * e->gemm->ldc;
-        float *before = e->before ? e->before + (int64_t)i * e->gemm->ldc : c;
-        if (e->bias)
-            for (int j = 0; j < e->columns; j++) before[j] = c[j] + e->bias[j];
-        else if (before != c) memcpy(before, c, (size_t)e->columns * sizeof *c);
-        if (kind != ACCEL_NONE)
-            for (int j = 0; j < e->columns; j++) c[j] = accel__activate(kind, before[j], 0.01f);
-    }
-}
-
-ACCEL__INLINE void accel__epilogue_piece_body(const accel__epilogue *e, int piece) {
-    (void)piece;
-    switch (e->gemm->activation) {
-    case ACCEL_GELU: accel__epilogue_rows(e, ACCEL_GELU); break;
-    case ACCEL_GELU_TANH: accel__epilogue_rows(e, ACCEL_GELU_TANH); break;
-    case ACCEL_RELU: accel__epilogue_rows(e, ACCEL_RELU); break;
-    case ACCEL_TANH: accel__epilogue_rows(e, ACCEL_TANH); break;
-    case ACCEL_LEAKY_RELU: accel__epilogue_rows(e, ACCEL_LEAKY_RELU); break;
-    case ACCEL_SIGMOID: accel__epilogue_rows(e, ACCEL_SIGMOID); break;
-    case ACCEL_NONE: accel__epilogue_rows(e, ACCEL_NONE); break;
-    }
-}
-ACCEL__KERNEL(accel__epilogue_piece, accel__epilogue)
-
-static void accel__gemm_tile(const accel_gemm *g, int piece) {
-    int columns = accel__pieces(g->n, ACCEL__TILE_COLUMNS), tiles = columns * accel__pieces(g->m, ACCEL__TILE_ROWS);
-    int64_t matrix = piece / tiles;
-    accel__range row = accel__tile(g->m, ACCEL__TILE_ROWS, piece % tiles / columns);
-    accel__range column = accel__tile(g->n, ACCEL__TILE_COLUMNS, piece % columns);
-    int m = (int)(row.end - row.begin), n = (int)(column.end - column.begin);
-    if (m <= 0 || n <= 0) return;
-    const float *a = g->a + matrix * g->stride_a + row.begin * (g->transpose_a ? 1 : g->lda);
-    const float *b = g->b + matrix * g->stride_b + column.begin * (g->transpose_b ? g->ldb : 1);
-    int64_t at = matrix * g->stride_c + row.begin * g->ldc + column.begin;
-    cblas_sgemm(CblasRowMajor, g->transpose_a ? CblasTrans : CblasNoTrans, g->transpose_b ? CblasTrans : CblasNoTrans,
-                m, n, g->k, g->alpha, a, g->lda, b, g->ldb, g->add ? 1.0f : 0.0f, g->c + at, g->ldc);
-    if (g->add || (!g->bias && !g->before && g->activation == ACCEL_NONE)) return;
-    accel__epilogue epilogue = {g, g->c + at, g->before ? g->before + at : NULL,
-                                g->bias ? g->bias + column.begin : NULL, m, n};
-    accel__epilogue_piece(&epilogue, 0);
-}
-
-static void accel__gemm_piece(void *argument, int piece) {
-    const accel__gemm_list *list = (const accel__gemm_list *)argument;
-    const accel_gemm *g = list->gemm;
-    for (int pieces = accel__gemm_pieces(g); piece >= pieces; pieces = accel__gemm_pieces(g)) {
-        piece -= pieces;
-        g++;
-    }
-    accel__gemm_tile(g, piece);
-}
-
-static void accel__cpu_gemm(accel_t *acc, const accel_gemm *list, int count) {
-    accel__gemm_list args = {list, count};
-    int pieces = 0;
-    for (int i = 0; i < count; i++) pieces += accel__gemm_pieces(&list[i]);
-    accel__run(acc, pieces, accel__gemm_piece, &args);
-}
-
 /* ---- element by element ---- */
 
 ACCEL__INLINE void accel__map_activation(const accel_map *a, accel_activation kind, accel__range r) {
@@ -2529,6 +2449,86 @@ ACCEL__KERNEL(accel__map_piece, accel_map)
 static void accel__cpu_map(accel_t *acc, const accel_map *args) {
     accel__run(acc, accel__pieces(args->n, ACCEL__ELEMENTS), accel__map_piece, args);
 }
+
+/* ---- matrix products ---- */
+
+/* Tiles of C: large, since OpenBLAS packs both operands in every call, and of a size that the shape alone decides. */
+enum { ACCEL__TILE_ROWS = 384, ACCEL__TILE_COLUMNS = 384 };
+
+typedef struct accel__gemm_list {
+    const accel_gemm *gemm;
+    int count;
+} accel__gemm_list;
+
+static int accel__gemm_pieces(const accel_gemm *g) {
+    return g->batch * accel__pieces(g->m, ACCEL__TILE_ROWS) * accel__pieces(g->n, ACCEL__TILE_COLUMNS);
+}
+
+/* Cuts n into equal parts, multiples of 16. */
+static accel__range accel__tile(int n, int size, int piece) {
+    int parts = accel__pieces(n, size);
+    int part = ((n + parts - 1) / parts + 15) / 16 * 16;
+    return accel__range_of(n, part, piece);
+}
+
+typedef struct accel__bias {
+    const float *x, *bias;
+    float *out;
+    int n;
+} accel__bias;
+
+ACCEL__INLINE void accel__bias_row_body(const accel__bias *a, int piece) {
+    (void)piece;
+    for (int j = 0; j < a->n; j++) a->out[j] = a->x[j] + a->bias[j];
+}
+ACCEL__KERNEL(accel__bias_row, accel__bias)
+
+/* Bias and activation of the rows of a tile that was just computed. */
+static void accel__gemm_epilogue(const accel_gemm *g, int64_t at, int column, int rows, int columns) {
+    for (int i = 0; i < rows; i++, at += g->ldc) {
+        float *c = g->c + at, *before = g->before ? g->before + at : c;
+        accel__bias bias = {c, g->bias ? g->bias + column : NULL, before, columns};
+        if (g->bias) accel__bias_row(&bias, 0);
+        else if (before != c) memcpy(before, c, (size_t)columns * sizeof *c);
+        accel_map map = {ACCEL_MAP_ACTIVATION + (int)g->activation, columns, 0.01f, before, NULL, NULL, c, false};
+        if (g->activation != ACCEL_NONE) accel__map_piece(&map, 0);
+    }
+}
+
+static void accel__gemm_tile(const accel_gemm *g, int piece) {
+    int columns = accel__pieces(g->n, ACCEL__TILE_COLUMNS), tiles = columns * accel__pieces(g->m, ACCEL__TILE_ROWS);
+    int64_t matrix = piece / tiles;
+    accel__range row = accel__tile(g->m, ACCEL__TILE_ROWS, piece % tiles / columns);
+    accel__range column = accel__tile(g->n, ACCEL__TILE_COLUMNS, piece % columns);
+    int m = (int)(row.end - row.begin), n = (int)(column.end - column.begin);
+    if (m <= 0 || n <= 0) return;
+    const float *a = g->a + matrix * g->stride_a + row.begin * (g->transpose_a ? 1 : g->lda);
+    const float *b = g->b + matrix * g->stride_b + column.begin * (g->transpose_b ? g->ldb : 1);
+    int64_t at = matrix * g->stride_c + row.begin * g->ldc + column.begin;
+    cblas_sgemm(CblasRowMajor, g->transpose_a ? CblasTrans : CblasNoTrans, g->transpose_b ? CblasTrans : CblasNoTrans,
+                m, n, g->k, g->alpha, a, g->lda, b, g->ldb, g->add ? 1.0f : 0.0f, g->c + at, g->ldc);
+    if (g->add || (!g->bias && !g->before && g->activation == ACCEL_NONE)) return;
+    accel__gemm_epilogue(g, at, (int)column.begin, m, n);
+}
+
+static void accel__gemm_piece(void *argument, int piece) {
+    const accel__gemm_list *list = (const accel__gemm_list *)argument;
+    const accel_gemm *g = list->gemm;
+    for (int pieces = accel__gemm_pieces(g); piece >= pieces; pieces = accel__gemm_pieces(g)) {
+        piece -= pieces;
+        g++;
+    }
+    accel__gemm_tile(g, piece);
+}
+
+static void accel__cpu_gemm(accel_t *acc, const accel_gemm *list, int count) {
+    accel__gemm_list args = {list, count};
+    int pieces = 0;
+    for (int i = 0; i < count; i++) pieces += accel__gemm_pieces(&list[i]);
+    accel__run(acc, pieces, accel__gemm_piece, &args);
+}
+
+/* ---- element by element, two operands ---- */
 
 ACCEL__INLINE float accel__pair_value(accel_pair_kind kind, float a, float b) {
     switch (kind) {
@@ -3158,6 +3158,10 @@ static void accel__cpu_update(accel_t *acc, const accel_update *list, int count,
     accel__updates args = {list, rule};
     accel__run(acc, count, accel__update_piece, &args);
 }
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC pop_options
+#endif
 
 static const accel_backend accel__cpu_backend = {
     .name = "cpu", .alloc = accel__alloc, .release = accel__free, .upload = accel__cpu_copy, .download = accel__cpu_copy,
@@ -6563,7 +6567,4 @@ ACCEL_API float accel_gradient_check(accel_t *acc, accel_tensor (*fn)(accel_t *a
     return (float)error;
 }
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC pop_options
-#endif
 #endif /* ACCEL_IMPLEMENTATION */

@@ -30,7 +30,9 @@ typedef enum accel_choice { ACCEL_DEFAULT, ACCEL_NO, ACCEL_YES } accel_choice;
 
 typedef struct accel_pretrained_desc {
     int num_labels;                 /* 0: as config.json says (2 where it does not)                      */
-    const char *const *label_names; /* [num_labels] or NULL. A folder with a trained head and other names is refused */
+    const char *const *label_names; /* [num_labels] or NULL. A folder with a trained head and other names is refused; where
+                                       they are the same, the head's order holds; a head without names takes these, and
+                                       a notice says so                                                  */
     const char *problem_type;       /* "single_label_classification", "multi_label_classification", "regression"; NULL: as config.json says */
     float dropout;                  /* overrides all of the model's dropouts; 0: as config.json says, ACCEL_ZERO: none */
     bool fresh_head;                /* a new head even where the folder has a trained one                */
@@ -157,9 +159,9 @@ ACCEL_API const char *accel_table_name(const accel_table *table);
 /* The distinct labels of a column in the order of their ids: if all are whole numbers 0 .. n-1 in number order, else sorted by
    bytes. Sets *count; the array belongs to the table. NULL on error, such as an empty label or a table without rows. */
 ACCEL_API const char *const *accel_table_labels(accel_table *table, const char *column, int *count);
-/* Tokenises every row, in parallel, and maps its labels: by name, or as numbers where there are no names but Transformers' LABEL_0 ..;
-   scores are finite numbers, multi-label columns 0 / 1 (or false / true) in the order of the model's labels. An unknown label or another
-   bad cell is an error naming file, line and what was expected; texts that were cut are counted in one notice. The result is the same
+/* Tokenises every row, in parallel, and maps its labels: by name, or as numbers where there are no names. Scores are finite
+   numbers, multi-label columns 0 / 1 (or false / true) in the order of the model's labels. An unknown label or another bad cell
+   is an error naming file, line and what was expected; texts that were cut are counted in one notice. The result is the same
    for any number of threads. */
 ACCEL_API accel_data *accel_encode_table(const accel_tokenizer *tokenizer, const accel_table *table,
                                          const accel_encode_desc *desc);

@@ -1,21 +1,24 @@
-/* Checks accel.h against reference figures of PyTorch: small models (one folder each), trajectories of optimizers, schedules.
-   tests/cases/README.md says what the files hold. Include after accel_io.h, in the file with ACCEL_IMPLEMENTATION. */
+/* Checks accel.h against reference figures of PyTorch: small models (one folder each), trajectories of optimizers,
+   schedules. tests/cases/README.md says what the files hold. Include after accel_io.h, in the file with
+   ACCEL_IMPLEMENTATION. */
 #ifndef CASE_H
 #define CASE_H
+#include <cjson/cJSON.h>
+#include <stdio.h>
 #include <dirent.h>
 #include <math.h>
 #include <strings.h>
 
 /* Largest errors that pass. PyTorch's own float32 run is within these figures of the float64 one, too. */
-#define CASE_HIDDEN 5e-6     /* of a hidden state                                                                   */
+#define CASE_HIDDEN 5e-6 /* of a hidden state */
 #define CASE_LOGITS 2e-6
 #define CASE_LOSS 5e-6
-#define CASE_GRADIENT 1e-5   /* of the tensor's largest value, or of a thousandth of the model's where that is more */
+#define CASE_GRADIENT 1e-5 /* of the tensor's largest value, or of a thousandth of the model's where that is more */
 #define CASE_TRAIN_LOSS 5e-6
-#define CASE_LR 1e-6         /* of the base rate                                                                    */
-#define CASE_NORM 1e-4       /* of the gradient's norm                                                              */
-#define CASE_PARAMETER 5e-5  /* after training                                                                      */
-#define CASE_OPTIMIZER 1e-6  /* of the value, or of 1 where that is more                                            */
+#define CASE_LR 1e-6        /* of the base rate */
+#define CASE_NORM 1e-4      /* of the gradient's norm */
+#define CASE_PARAMETER 5e-5 /* after training */
+#define CASE_OPTIMIZER 1e-6 /* of the value, or of 1 where that is more */
 /* The gradient of a key's bias is zero in exact arithmetic, so that Adam makes full steps of rounding noise. */
 #define CASE_KEY_BIASES "*.k_lin.bias,*.self.key.bias"
 
@@ -25,7 +28,7 @@ typedef struct case_check {
     int threads;
     bool verbose;
     int compared, failed;
-    char first[400]; /* first figure outside its tolerance, or error */
+    char first[1024]; /* first figure outside its tolerance, or error */
 } case_check;
 
 static void case_fault(case_check *check, const char *what) {
@@ -37,7 +40,8 @@ static void case_fault(case_check *check, const char *what) {
 static void case_judge(case_check *check, bool show, const char *what, double error, double tolerance) {
     bool good = error <= tolerance;
     check->compared++;
-    if (check->out && show) fprintf(check->out, "  %-78s %9.2e  of %.0e%s\n", what, error, tolerance, good ? "" : "  <-- outside");
+    if (check->out && show)
+        fprintf(check->out, "  %-78s %9.2e  of %.0e%s\n", what, error, tolerance, good ? "" : "  <-- outside");
     if (good) return;
     char text[300];
     snprintf(text, sizeof text, "%s: error %.3g, allowed %.0e", what, error, tolerance);
@@ -51,7 +55,8 @@ static void case_keep_worst(double *worst, double error) {
 
 static double case_distance(const float *actual, const float *expected, int64_t count) {
     double worst = 0;
-    for (int64_t i = 0; i < count && worst == worst; i++) case_keep_worst(&worst, fabs((double)actual[i] - (double)expected[i]));
+    for (int64_t i = 0; i < count && worst == worst; i++)
+        case_keep_worst(&worst, fabs((double)actual[i] - (double)expected[i]));
     return worst;
 }
 
@@ -113,7 +118,8 @@ static bool case_batches_read(accel_t *acc, const char *folder, const char *name
     b->ids = case_ints(file, "input_ids", &shape);
     b->mask = case_ints(file, "attention_mask", &other);
     b->types = case_ints(file, "token_type_ids", &other);
-    if (!b->ids || !b->mask) return accel__fail(acc, ACCEL_BAD_FILE, "%s/%s lacks input_ids or attention_mask", folder, name);
+    if (!b->ids || !b->mask)
+        return accel__fail(acc, ACCEL_BAD_FILE, "%s/%s lacks input_ids or attention_mask", folder, name);
     b->length = shape.dim[shape.rank - 1];
     b->examples = shape.dim[shape.rank - 2];
     b->steps = shape.rank == 3 ? shape.dim[0] : 1;
@@ -132,7 +138,8 @@ static bool case_batches_read(accel_t *acc, const char *folder, const char *name
 static bool case_batch(accel_t *acc, const case_batches *b, int step, accel_batch *batch) {
     int64_t first = (int64_t)step * b->examples, tokens = first * b->length;
     const int32_t *types = b->types ? b->types + tokens : NULL, *labels = b->labels ? b->labels + first : NULL;
-    if (!accel_batch_from_padded(acc, b->ids + tokens, b->mask + tokens, types, labels, b->examples, b->length, batch)) return false;
+    if (!accel_batch_from_padded(acc, b->ids + tokens, b->mask + tokens, types, labels, b->examples, b->length, batch))
+        return false;
     if (b->targets) {
         batch->targets = b->targets + first * b->targets_per_example;
         batch->targets_per_example = b->targets_per_example;
@@ -159,7 +166,8 @@ static void case_check_outputs(case_check *check, accel_t *acc, const accel_outp
     for (int i = 0; i < out->hidden_count; i++) {
         char name[32];
         snprintf(name, sizeof name, "hidden.%d", i);
-        case_judge(check, true, name, case_against(acc, accel_unpack(out->hidden[i], batch), expect, name), CASE_HIDDEN);
+        case_judge(check, true, name, case_against(acc, accel_unpack(out->hidden[i], batch), expect, name),
+                   CASE_HIDDEN);
     }
     case_judge(check, true, "logits", case_against(acc, out->logits, expect, "logits"), CASE_LOGITS);
     int64_t count;
@@ -186,8 +194,10 @@ static void case_check_gradients(case_check *check, accel_t *acc, accel_model *m
     double least = case_largest_gradient(acc, expect) * 1e-3, worst = 0;
     char name[300], worst_name[330] = "";
     int expected_count = 0;
-    for (int i = 0; i < accel_safetensors_count(expect); i++) expected_count += strncmp(accel_safetensors_name(expect, i), "grad.", 5) == 0;
-    if (expected_count != accel_parameter_count(model)) case_fault(check, "the model has not as many parameters as there are gradients");
+    for (int i = 0; i < accel_safetensors_count(expect); i++)
+        expected_count += strncmp(accel_safetensors_name(expect, i), "grad.", 5) == 0;
+    if (expected_count != accel_parameter_count(model))
+        case_fault(check, "the model has not as many parameters as there are gradients");
     for (int i = 0; i < accel_parameter_count(model); i++) {
         int64_t count;
         snprintf(name, sizeof name, "grad.%s", accel_parameter_name(model, i));
@@ -200,7 +210,8 @@ static void case_check_gradients(case_check *check, accel_t *acc, accel_model *m
         case_judge(check, check->verbose, name, error, CASE_GRADIENT);
         if (!(error <= worst)) worst = error, snprintf(worst_name, sizeof worst_name, "worst gradient (%s)", name);
     }
-    if (check->out && !check->verbose) fprintf(check->out, "  %-78s %9.2e  of %.0e\n", worst_name, worst, CASE_GRADIENT);
+    if (check->out && !check->verbose)
+        fprintf(check->out, "  %-78s %9.2e  of %.0e\n", worst_name, worst, CASE_GRADIENT);
 }
 
 static void case_check_batch(case_check *check, accel_t *acc, const char *folder) {
@@ -251,10 +262,14 @@ static accel_optimizer *case_optimizer(accel_t *acc, accel_model *model, const c
     float lr = (float)case_number(options, "lr", 1e-3);
     const cJSON *betas = cJSON_GetObjectItemCaseSensitive(options, "betas");
     if (strcasecmp(kind, "SGD") == 0)
-        return accel_sgd(acc, model, &(accel_sgd_desc){.lr = lr, .momentum = (float)case_number(options, "momentum", 0),
-                         .weight_decay = (float)case_number(options, "weight_decay", 0),
-                         .nesterov = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(options, "nesterov"))});
-    accel_adam_desc desc = {.lr = lr, .eps = (float)case_number(options, "eps", 1e-8),
+        return accel_sgd(
+            acc, model,
+            &(accel_sgd_desc){.lr = lr,
+                              .momentum = (float)case_number(options, "momentum", 0),
+                              .weight_decay = (float)case_number(options, "weight_decay", 0),
+                              .nesterov = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(options, "nesterov"))});
+    accel_adam_desc desc = {.lr = lr,
+                            .eps = (float)case_number(options, "eps", 1e-8),
                             .beta1 = betas ? (float)case_at(options, "betas", 0) : 0,
                             .beta2 = betas ? (float)case_at(options, "betas", 1) : 0,
                             .amsgrad = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(options, "amsgrad")),
@@ -273,7 +288,8 @@ static void case_check_final(case_check *check, accel_t *acc, accel_model *model
     double worst = 0;
     for (int i = 0; i < accel_parameter_count(model); i++) {
         const char *name = accel_parameter_name(model, i);
-        if (!accel__match(CASE_KEY_BIASES, name)) case_keep_worst(&worst, case_against(acc, accel_parameter_at(model, i), expect, name));
+        if (!accel__match(CASE_KEY_BIASES, name))
+            case_keep_worst(&worst, case_against(acc, accel_parameter_at(model, i), expect, name));
     }
     case_judge(check, true, "final parameters, without key biases", worst, CASE_PARAMETER);
     accel_free(expect);
@@ -287,8 +303,9 @@ static void case_train(case_check *check, accel_t *acc, const char *folder, cons
     int updates = 0;
     accel_model *model = accel_load_pretrained(acc, folder, NULL);
     accel_optimizer *opt = case_optimizer(acc, model, case_text(train, "optimizer"), train);
-    accel_schedule *schedule = case_schedule(opt, case_text(train, "schedule"), (int64_t)case_number(train, "warmup_updates", 0),
-                                             (int64_t)case_number(train, "updates", 0));
+    accel_schedule *schedule =
+        case_schedule(opt, case_text(train, "schedule"), (int64_t)case_number(train, "warmup_updates", 0),
+                      (int64_t)case_number(train, "updates", 0));
     accel_prepare(acc, model, opt, schedule);
     accel_set_accumulate(acc, (int)case_number(train, "gradient_accumulation_steps", 1));
     for (int step = 0; step < b->steps; step++) {
@@ -320,7 +337,8 @@ static void case_check_training(case_check *check, accel_t *acc, const char *fol
     case_batches batches = {0};
     snprintf(path, sizeof path, "%s/train.json", folder);
     cJSON *train = accel__json_read(acc, path);
-    if (train && case_batches_read(acc, folder, "train_inputs.safetensors", &batches)) case_train(check, acc, folder, train, &batches);
+    if (train && case_batches_read(acc, folder, "train_inputs.safetensors", &batches))
+        case_train(check, acc, folder, train, &batches);
     case_batches_free(&batches);
     cJSON_Delete(train);
 }
@@ -358,7 +376,8 @@ static void case_fed_step(accel_t *acc, accel_optimizer *opt, accel_tensor p, co
 
 static int case_row(const cJSON *row, float *values) {
     int width = 0;
-    for (const cJSON *item = row ? row->child : NULL; item && width < CASE_WIDTH; item = item->next) values[width++] = (float)item->valuedouble;
+    for (const cJSON *item = row ? row->child : NULL; item && width < CASE_WIDTH; item = item->next)
+        values[width++] = (float)item->valuedouble;
     return width;
 }
 
@@ -450,7 +469,7 @@ static bool case_check_models(case_check *check, const char *folder) {
     return found;
 }
 
-/* A model's folder, or one that holds such folders, optimizers.json or schedules.json. True where all is within its tolerance. */
+/* A model's folder, or one that holds such folders, optimizers.json or schedules.json. True where all is well. */
 static bool case_check_folder(case_check *check, const char *folder) {
     if (case_is_model(folder)) {
         case_check_model(check, folder);
@@ -458,7 +477,10 @@ static bool case_check_folder(case_check *check, const char *folder) {
         bool found = case_check_models(check, folder);
         found = case_check_list(check, folder, "optimizers.json", case_check_optimizer) || found;
         found = case_check_list(check, folder, "schedules.json", case_check_schedule) || found;
-        if (!found) case_fault(check, "no case here: neither expect.safetensors, nor folders with it, nor optimizers.json or schedules.json");
+        if (!found)
+            case_fault(
+                check,
+                "no case here: neither expect.safetensors, nor folders with it, nor optimizers.json or schedules.json");
     }
     return check->failed == 0 && check->compared > 0;
 }

@@ -1,6 +1,7 @@
 /* usage: check_case DIR [--threads N]
-   DIR is a model's folder with reference figures (tests/cases/README.md says what it holds), or a folder of such folders,
-   optimizers.json and schedules.json. Prints the largest error of everything and exits with 1 where one is outside its tolerance. */
+   DIR is a model's folder with reference figures (tests/cases/README.md says what it holds), or a folder of such
+   folders, optimizers.json and schedules.json. Prints the largest error of everything and exits with 1 where one is
+   outside its tolerance. */
 #define ACCEL_IMPLEMENTATION
 #include "accel_io.h"
 
@@ -28,6 +29,7 @@ int main(int argc, char **argv) {
     }
     check.verbose = case_is_model(folder);
     bool within = case_check_folder(&check, folder);
-    printf("%d figures compared, %d outside their tolerance%s%s\n", check.compared, check.failed, check.failed ? "; first: " : "", check.first);
+    printf("%d figures compared, %d outside their tolerance%s%s\n", check.compared, check.failed,
+           check.failed ? "; first: " : "", check.first);
     return within ? 0 : 1;
 }

@@ -43,7 +43,9 @@ if len(sys.argv) == 1:
     sys.exit()
 
 edges = {0x130, 0x11938, 0x1C89, 0xA7CB, 0xA7CC, 0xA7DC, 0x10D50, 0x16EA0}
-edges |= {c for a, b in PRIVATE for c in (a - 1, a, b)}
+spans = PRIVATE + ranges(c for c in POINTS if normalizer(handle_chinese_chars=True).normalize_str(chr(c)) != chr(c))
+spans += ranges(c for c in POINTS if clean.normalize_str(chr(c)) == " ")
+edges |= {c for a, b in spans for c in (a - 1, a, b, b + 1)}
 for rows in tables.values():
     for i, (a, b) in enumerate(rows): edges |= {a - 1, b} if i % 2 else {a, b + 1}
 edges = sorted(c for c in edges if 0 < c < 0x110000 and not 0xD800 <= c <= 0xDFFF)

@@ -1,4 +1,4 @@
-/* The encoder, its training, optimizers and schedules against reference figures of PyTorch, Transformers and Accelerate. */
+/* The encoder, its training, optimizers and schedules against figures of PyTorch, Transformers and Accelerate. */
 #define ACCEL_IMPLEMENTATION
 #include "accel_io.h"
 
@@ -67,12 +67,14 @@ static void disturb(const char *path, float by) {
 }
 
 static void check_disturbed(const char *name, float by, const char *noticed) {
-    static const char *const files[] = {"config.json", "model.safetensors", "inputs.safetensors", "expect.safetensors", "train.json",
-                                        "train_inputs.safetensors", "train_final.safetensors"};
+    static const char *const files[] = {
+        "config.json", "model.safetensors",        "inputs.safetensors",     "expect.safetensors",
+        "train.json",  "train_inputs.safetensors", "train_final.safetensors"};
     const char *copy = "build/tmp/disturbed_case";
     accel_t *acc = accel_create(NULL);
     CHECK(accel__make_folder(acc, copy));
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) copy_file(acc, "tests/cases/bert_regression", copy, files[i]);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        copy_file(acc, "tests/cases/bert_regression", copy, files[i]);
     accel_destroy(acc);
     case_check check = {.threads = 1};
     CHECK(case_check_folder(&check, copy));

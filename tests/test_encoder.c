@@ -559,14 +559,15 @@ TEST(batches_that_are_refused) {
     accel_encoder_config config = small_encoder(ACCEL_BERT);
     accel_model *model = accel_encoder_create(acc, &config);
     int32_t ids[] = {1, 2, 3, 4, 5}, high[] = {1, 2, VOCABULARY, 4, 5}, offsets[] = {0, 3, 5}, empty[] = {0, 0, 5},
-            backwards[] = {0, 6, 5};
+            backwards[] = {0, 6, 5}, late_offsets[] = {1, 3, 5};
     int32_t labels[] = {0, 2}, types[] = {0, 0, 2, 0, 0};
-    accel_batch good = {.examples = 2, .tokens = 5, .longest = 3, .ids = ids, .offsets = offsets}, bad[8];
+    accel_batch good = {.examples = 2, .tokens = 5, .longest = 3, .ids = ids, .offsets = offsets}, bad[10];
     CHECK(accel_valid(accel_forward(model, &good).logits));
     for (int i = 0; i < COUNT(bad); i++) bad[i] = good;
     bad[0].ids = high, bad[1].offsets = empty, bad[2].offsets = backwards, bad[3].labels = labels,
     bad[4].token_types = types;
     bad[5].ids = NULL, bad[6].examples = 0, bad[7].tokens = 4;
+    bad[8].tokens = 6, bad[9].offsets = late_offsets;
     for (int i = 0; i < COUNT(bad); i++) {
         accel_output out = accel_forward(model, &bad[i]);
         if (accel_valid(out.logits) || !accel_failed(acc)) test_faults++, printf("  bad[%d] is accepted\n", i);

@@ -203,11 +203,38 @@ TEST(every_operation_refuses_a_null_operand) {
     accel_destroy(acc);
 }
 
+static const char *no_forward(const accel_custom_call *call) {
+    (void)call;
+    return NULL;
+}
+
 TEST(tensors_of_two_contexts_do_not_mix) {
     accel_t *acc = context(), *other = context();
     accel_tensor a = accel_full(acc, accel_1d(2), 1), b = accel_full(other, accel_1d(2), 1);
     CHECK(!accel_valid(accel_add(a, b)));
     CHECK_ERROR(acc, ACCEL_BAD_ARGUMENT, "context");
+    accel_tensor x = accel_full(acc, accel_2d(2, 2), 1), y = accel_full(other, accel_2d(2, 2), 1), null = {0};
+    accel_tensor ids = accel_from_ints(acc, accel_1d(2), NULL), foreign = accel_from_ints(other, accel_1d(2), NULL);
+    accel_custom_desc custom = {.input_count = 1, .input = {b}, .shape = accel_1d(2), .forward = no_forward};
+#define MIXED(call) (CHECK(!accel_valid(call) && accel_failed(acc)), accel_clear(acc), accel_clear(other))
+    MIXED(accel_matmul(x, y));
+    MIXED(accel_linear(x, y, null));
+    MIXED(accel_linear(x, x, b));
+    MIXED(accel_concat((accel_tensor[]){x, y}, 2, 0));
+    MIXED(accel_embedding(x, foreign, -1));
+    MIXED(accel_layer_norm(x, b, b, 1e-5f));
+    MIXED(accel_layer_norm(x, a, b, 1e-5f));
+    MIXED(accel_cross_entropy(x, foreign, NULL));
+    MIXED(accel_mse(x, y));
+    MIXED(accel_custom(acc, &custom));
+#undef MIXED
+    CHECK(accel_valid(accel_embedding(x, ids, -1)));
+    accel_metrics *metrics = accel_metrics_create(acc, 2);
+    CHECK(!accel_metrics_add(metrics, y, (int32_t[]){0, 1}, 2) && accel_failed(acc));
+    accel_clear(acc), accel_clear(other);
+    CHECK(!accel_apply(accel_sequential(acc, "net", (accel_layer[]){accel_linear_layer(2, 2)}, 1), y).id);
+    CHECK(accel_failed(acc) || accel_failed(other));
+    accel_clear(acc), accel_clear(other);
     accel_backward(acc, accel_sum(b));
     CHECK_ERROR(acc, ACCEL_BAD_ARGUMENT, "context");
     CHECK_FINE(other);

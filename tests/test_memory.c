@@ -93,6 +93,20 @@ TEST(a_training_step_allocates_nothing_after_the_first_epoch) {
     CHECK(h.bytes == 0 && h.blocks == 0);
 }
 
+TEST(grouping_by_length_allocates_nothing_after_the_first_epoch_either) {
+    heap h = {0};
+    accel_t *acc = counted_context(&h, 1);
+    accel_loader_desc desc = {.batch_size = 4, .group_by_length = true};
+    accel_loader *loader = accel_loader_create(acc, small_data(acc, 43, 20, 3), &desc);
+    accel_batch batch;
+    while (accel_next(loader, &batch)) {}
+    int64_t calls = h.calls;
+    for (int epoch = 0; epoch < 3; epoch++) while (accel_next(loader, &batch)) {}
+    CHECK(h.calls == calls);
+    CHECK_FINE(acc);
+    accel_destroy(acc);
+}
+
 /* Bigger batches than ever before may allocate; those seen before do not. */
 TEST(a_loop_without_a_loader_allocates_nothing_either) {
     heap h = {0};

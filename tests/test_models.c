@@ -214,6 +214,8 @@ TEST(label_names) {
     CHECK(!accel_set_label_names(model, names, 3)); /* the model has two */
     CHECK_ERROR(acc, ACCEL_BAD_ARGUMENT, "3");
     CHECK_TEXT(accel_label_name(model, 1), "yes");
+    CHECK(!accel_set_label_names(model, (const char *[]){"no", NULL}, 2));
+    CHECK(accel_failed(acc));
     accel_destroy(acc);
 }
 

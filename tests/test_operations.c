@@ -32,7 +32,7 @@ static void check_gradient(const char *what, build_function *fn, void *user, int
     accel_model *model = accel_model_create(acc, "inputs");
     accel_tensor inputs[4];
     for (int i = 0; i < count; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "input.%d", i);
         inputs[i] = accel_parameter(model, name, shapes[i]);
         float *values = random_floats(accel_count(inputs[i]), low, high, 77 + (uint64_t)i);
@@ -1082,7 +1082,9 @@ TEST(cross_entropy_that_does_not_fit) {
     CHECK_ERROR(acc, ACCEL_BAD_SHAPE, "cross_entropy");
     accel_tensor labels = accel_from_ints(acc, accel_1d(3), NULL);
     accel_cross_entropy_desc bad[] = {{.class_weights = class_weights, .class_count = 4}, {.label_smoothing = 1.5f},
-                                      {.label_smoothing = NAN}};
+                                      {.label_smoothing = NAN},
+                                      {.class_weights = (float[]){1, -2, 1, 1, 1}, .class_count = 5},
+                                      {.class_weights = (float[]){1, 1, NAN, 1, 1}, .class_count = 5}};
     for (int i = 0; i < COUNT(bad); i++) {
         CHECK(!accel_valid(accel_cross_entropy(logits, labels, &bad[i])));
         CHECK_TEXT(accel_message(acc), "cross_entropy");

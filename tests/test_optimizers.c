@@ -293,6 +293,28 @@ TEST(one_optimizer_for_two_models) {
     accel_destroy(acc);
 }
 
+TEST(another_optimizer_after_the_first_was_freed_starts_afresh) {
+    toy t = toy_of((accel_desc){.threads = 2});
+    accel_optimizer *first = make(&t, &recipes[2]);
+    for (int s = 1; s <= 4; s++) accel_zero_grad(first), toy_backward(&t, s, 1), accel_step(first);
+    accel_free(first);
+    for (int i = 0; i < PARAMETERS; i++) {
+        float *values = values_of(t.p[i]);
+        for (int k = 0; k < accel_count(t.p[i]); k++) t.reference[i][k] = (number){.value = values[k]};
+        free(values);
+    }
+    accel_optimizer *second = make(&t, &recipes[2]);
+    for (int s = 5; s <= 8; s++) {
+        accel_zero_grad(second);
+        toy_backward(&t, s, 1);
+        CHECK(accel_step(second));
+        reference_step(&t, &recipes[2], s, 1);
+    }
+    CHECK(toy_error(&t) < TOLERANCE);
+    CHECK_FINE(t.acc);
+    accel_destroy(t.acc);
+}
+
 TEST(two_optimizers_side_by_side) {
     accel_t *acc = context();
     accel_model *first = accel_model_create(acc, "first"), *second = accel_model_create(acc, "second");

@@ -1,5 +1,5 @@
-/* safetensors: what is written is read again, conversions are exact or rounded to nearest even, and no file, however damaged or
-   lying, does more than fail with a message. */
+/* safetensors: what is written is read again, conversions are exact or rounded to nearest even, and no file, however
+   damaged or lying, does more than fail with a message. */
 #define ACCEL_IMPLEMENTATION
 #include "accel_io.h"
 
@@ -37,9 +37,12 @@ static const int32_t ints[4] = {0, -7, INT32_MAX, INT32_MIN};
 static const int64_t longs[4] = {5, -6, INT32_MAX, INT32_MIN};
 
 static const accel_named_array arrays[] = {
-    {"second", ACCEL_F32, {2, {2, 3, 1, 1}}, floats}, {"halves", ACCEL_F16, {1, {3, 1, 1, 1}}, floats},
-    {"brains", ACCEL_BF16, {4, {1, 3, 1, 2}}, floats}, {"ints", ACCEL_I32, {1, {4, 1, 1, 1}}, ints},
-    {"longs", ACCEL_I64, {3, {1, 2, 2, 1}}, longs},    {"scalar \"\xc3\xa9\"\n", ACCEL_F32, {0, {1, 1, 1, 1}}, floats + 5},
+    {"second", ACCEL_F32, {2, {2, 3, 1, 1}}, floats},
+    {"halves", ACCEL_F16, {1, {3, 1, 1, 1}}, floats},
+    {"brains", ACCEL_BF16, {4, {1, 3, 1, 2}}, floats},
+    {"ints", ACCEL_I32, {1, {4, 1, 1, 1}}, ints},
+    {"longs", ACCEL_I64, {3, {1, 2, 2, 1}}, longs},
+    {"scalar \"\xc3\xa9\"\n", ACCEL_F32, {0, {1, 1, 1, 1}}, floats + 5},
 };
 
 TEST(what_is_written_is_read_again) {
@@ -60,7 +63,8 @@ TEST(what_is_written_is_read_again) {
     }
     CHECK(accel_safetensors_read(file, accel_safetensors_find(file, "second"), read, 6));
     CHECK(memcmp(read, floats, sizeof floats) == 0);
-    CHECK(accel_safetensors_read(file, accel_safetensors_find(file, "halves"), read, 3) && read[1] == -1.5f && read[2] == 3.25f);
+    CHECK(accel_safetensors_read(file, accel_safetensors_find(file, "halves"), read, 3) && read[1] == -1.5f &&
+          read[2] == 3.25f);
     CHECK(accel_safetensors_read(file, accel_safetensors_find(file, "brains"), read, 6) && read[2] == 3.25f);
     CHECK_NEAR(read[5], 0.1, 0.0004);
     CHECK(signbit(read[4]) && read[4] == 0);
@@ -94,7 +98,7 @@ TEST(large_tensors_are_read_in_pieces) {
     free(read);
 }
 
-/* The header is ASCII JSON padded to 8 bytes, wide elements come first, then names; the order of the arrays does not matter. */
+/* The header is padded to 8 bytes, wide elements come first, then names count; the order of the arrays does not. */
 TEST(files_are_deterministic_and_aligned) {
     accel_t *acc = open_context();
     accel_named_array reversed[COUNT(arrays)];
@@ -109,7 +113,8 @@ TEST(files_are_deterministic_and_aligned) {
     memcpy(&header, text, 8);
     CHECK(header % 8 == 0 && text[8] == '{' && strchr("} ", text[8 + header - 1]));
     accel_safetensors *file = accel_safetensors_open(acc, PATH);
-    for (int i = 0; i < accel_safetensors_count(file); i++) CHECK(file->entries[i].begin * 8 % (uint64_t)file->entries[i].dtype->bits == 0);
+    for (int i = 0; i < accel_safetensors_count(file); i++)
+        CHECK(file->entries[i].begin * 8 % (uint64_t)file->entries[i].dtype->bits == 0);
     accel__free(acc, text);
     accel__free(acc, other);
     CHECK_FINE(acc);
@@ -129,8 +134,11 @@ TEST(other_dtypes_are_listed_but_not_read) {
     accel_t *acc = open_context();
     float value;
     write_raw("{\"d\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[0,8]},"
-              "\"f\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1],\"data_offsets\":[8,12]},\"q\":{\"dtype\":\"F4\",\"shape\":[2],\"data_offsets\":[12,13]},"
-              "\"e\":{\"dtype\":\"F32\",\"shape\":[0,7],\"data_offsets\":[13,13]},\"h\":{\"dtype\":\"F32\",\"shape\":[0,3000000000],\"data_offsets\":[13,13]}}", 13);
+              "\"f\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1],\"data_offsets\":[8,12]},\"q\":{\"dtype\":\"F4\","
+              "\"shape\":[2],\"data_offsets\":[12,13]},"
+              "\"e\":{\"dtype\":\"F32\",\"shape\":[0,7],\"data_offsets\":[13,13]},\"h\":{\"dtype\":\"F32\",\"shape\":["
+              "0,3000000000],\"data_offsets\":[13,13]}}",
+              13);
     accel_safetensors *file = accel_safetensors_open(acc, PATH);
     CHECK_FINE(acc);
     CHECK(accel_safetensors_count(file) == 5 && accel_safetensors_dtype(file, 0) == ACCEL_OTHER_DTYPE);
@@ -150,7 +158,8 @@ TEST(other_dtypes_are_listed_but_not_read) {
 TEST(reading_checks_type_count_and_range) {
     accel_t *acc = open_context();
     const int64_t big[2] = {1, INT64_C(1) << 40};
-    const accel_named_array two[] = {{"f", ACCEL_F32, {1, {3, 1, 1, 1}}, floats}, {"l", ACCEL_I64, {1, {2, 1, 1, 1}}, big}};
+    const accel_named_array two[] = {{"f", ACCEL_F32, {1, {3, 1, 1, 1}}, floats},
+                                     {"l", ACCEL_I64, {1, {2, 1, 1, 1}}, big}};
     float values[4];
     int32_t whole[4];
     CHECK(accel_safetensors_write(acc, PATH, two, 2, NULL));
@@ -196,8 +205,8 @@ static bool is_nan16(unsigned bits, unsigned infinity) {
     return (bits & 0x7fff) > infinity;
 }
 
-/* Every 16-bit number goes to float and back unchanged; each value half way to its neighbour goes to the even one, and the floats
-   next to half way go to the nearer one. */
+/* Every 16-bit number goes to float and back unchanged; each value half way to its neighbour goes to the even one, and
+   the floats next to half way go to the nearer one. */
 static void check_16_bits(float (*widen)(uint16_t), uint16_t (*narrow)(float), unsigned infinity) {
     for (unsigned bits = 0; bits < 65536; bits++) {
         float value = widen((uint16_t)bits);
@@ -242,16 +251,22 @@ static const struct {
     {"{", 0, "malformed JSON near byte"},
     {"[]", 0, "no JSON object"},
     {"{} {}", 0, "malformed JSON"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 3, "truncated: tensor a ends at byte 4 of the data, the file has 3"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 3,
+     "truncated: tensor a ends at byte 4 of the data, the file has 3"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 5, "1 bytes behind the last tensor"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, "tensor a begins at byte 4 of the data, where nothing"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}}", 12,
-     "tensor b begins at byte 8 of the data, where the one before it ends at 4"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8,
-     "tensor b begins at byte 4 of the data, where the one before it ends at 8"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8,
-     "two tensors have the name a"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4, "tensor a: 2 elements of F32 are not the 4 bytes"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8,
+     "tensor a begins at byte 4 of the data, where nothing"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_"
+     "offsets\":[8,12]}}",
+     12, "tensor b begins at byte 8 of the data, where the one before it ends at 4"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_"
+     "offsets\":[4,8]}}",
+     8, "tensor b begins at byte 4 of the data, where the one before it ends at 8"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_"
+     "offsets\":[4,8]}}",
+     8, "two tensors have the name a"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4,
+     "tensor a: 2 elements of F32 are not the 4 bytes"},
     {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,1]}}", 1, "3 elements of F4 are not the 1 bytes"},
     {"{\"a\":{\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "unknown dtype \"F31\""},
     {"{\"a\":{\"dtype\":4,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "no dtype"},
@@ -259,7 +274,8 @@ static const struct {
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1.5],\"data_offsets\":[0,4]}}", 4, "dimension 1 of its shape"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[\"1\"],\"data_offsets\":[0,4]}}", 4, "dimension 0 of its shape"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1e300],\"data_offsets\":[0,4]}}", 4, "dimension 0 of its shape"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, "too many elements"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296,4294967296],\"data_offsets\":[0,0]}}", 0,
+     "too many elements"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":4,\"data_offsets\":[0,4]}}", 4, "has no shape"},
     {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "has no shape"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, "a begin and an end"},
@@ -307,7 +323,7 @@ TEST(files_that_are_no_safetensors_are_refused) {
     accel_destroy(acc);
 }
 
-/* Opens the bytes as a file. Where that is accepted, every tensor must lie within the data and must be read without fault. */
+/* Opens the bytes as a file. Where it is accepted, every tensor must lie within the data and be read without fault. */
 static bool try_bytes(accel_t *acc, const char *raw, size_t bytes) {
     float values[64];
     int32_t whole[64];
@@ -328,7 +344,8 @@ static bool try_bytes(accel_t *acc, const char *raw, size_t bytes) {
 }
 
 static size_t small_file(accel_t *acc, char *raw, size_t room) {
-    const accel_named_array three[] = {{"ab", ACCEL_F32, {2, {2, 3, 1, 1}}, floats}, {"c", ACCEL_BF16, {1, {4, 1, 1, 1}}, floats},
+    const accel_named_array three[] = {{"ab", ACCEL_F32, {2, {2, 3, 1, 1}}, floats},
+                                       {"c", ACCEL_BF16, {1, {4, 1, 1, 1}}, floats},
                                        {"de", ACCEL_I64, {1, {2, 1, 1, 1}}, longs}};
     const char *metadata[] = {"format", "pt", NULL};
     size_t bytes = 0;
@@ -350,7 +367,8 @@ TEST(truncated_files_are_refused_at_every_length) {
 }
 
 TEST(damaged_headers_do_no_harm) {
-    static const char stuff[] = {0, ' ', '"', '\\', '{', '}', '[', ']', ',', ':', '-', '.', '0', '1', '9', 'e', 'F', (char)0x80, (char)0xff};
+    static const char stuff[] = {0,   ' ', '"', '\\', '{', '}', '[', ']',        ',',       ':',
+                                 '-', '.', '0', '1',  '9', 'e', 'F', (char)0x80, (char)0xff};
     accel_t *acc = open_context();
     char raw[1024];
     size_t bytes = small_file(acc, raw, sizeof raw);
@@ -492,7 +510,8 @@ TEST(a_writer_after_a_failure_does_nothing) {
     accel__writer_abort(&w);
     CHECK_ERROR(acc, ACCEL_BAD_STATE, "elsewhere");
     CHECK(files_in(FOLDER) == files);
-    CHECK(accel__writer_open(&w, acc, FOLDER "/new") && accel__writer_printf(&w, "%d\n", 5) && accel__writer_commit(&w));
+    CHECK(accel__writer_open(&w, acc, FOLDER "/new") && accel__writer_printf(&w, "%d\n", 5) &&
+          accel__writer_commit(&w));
     size_t bytes = 0;
     char *text = accel__read_file(acc, FOLDER "/new", &bytes);
     CHECK(text && bytes == 2 && strcmp(text, "5\n") == 0);

@@ -56,7 +56,7 @@ TEST(reading_with_a_wrong_count_or_type_is_an_error) {
     CHECK(accel_failed(acc));
     accel_clear(acc);
     CHECK(isnan(accel_item(x)));
-    CHECK_ERROR(acc, ACCEL_BAD_ARGUMENT, "accel_item");
+    CHECK_ERROR(acc, ACCEL_BAD_SHAPE, "accel_item");
     CHECK(values[0] == 8);
     accel_destroy(acc);
 }
@@ -154,9 +154,8 @@ TEST(results_live_until_their_scope_ends) {
     CHECK(accel_item(y) == 6);
     accel_begin(acc);
     CHECK(!accel_valid(y));
-    CHECK_FINE(acc); /* asking is no error, using is */
     CHECK(accel_count(y) == 0);
-    CHECK_ERROR(acc, ACCEL_BAD_STATE, "accel_count");
+    CHECK_FINE(acc); /* asking is no error, using is */
     CHECK(!accel_read(y, &value, 1));
     CHECK_ERROR(acc, ACCEL_BAD_STATE, "scope");
     accel_tensor sum = accel_add(x, accel_full(acc, accel_1d(1), 1));
@@ -224,6 +223,20 @@ TEST(evaluation_in_mid_step_harms_nothing) {
     CHECK_NEAR(first_grad(x), 4, 0);
     accel_tensor after = accel_keep(accel_randn(acc, accel_1d(5)));
     CHECK(accel_valid(noise) && !same_values(noise, after));
+    CHECK_FINE(acc);
+    accel_destroy(acc);
+}
+
+TEST(evaluation_in_mid_step_draws_no_random_numbers_of_the_step) {
+    accel_t *acc = context();
+    accel_tensor ones = accel_keep(accel_full(acc, accel_2d(9, 9), 1));
+    accel_tensor first = accel_keep(accel_dropout(ones, 0.5f)), second = accel_keep(accel_randn(acc, accel_1d(9)));
+    accel_begin(acc);
+    CHECK(same_values(accel_dropout(ones, 0.5f), first));
+    accel_eval_begin(acc);
+    accel_randn(acc, accel_1d(100)), accel_dropout(ones, 0.5f), accel_rand(acc, accel_1d(4));
+    accel_eval_end(acc);
+    CHECK(same_values(accel_randn(acc, accel_1d(9)), second));
     CHECK_FINE(acc);
     accel_destroy(acc);
 }

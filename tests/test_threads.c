@@ -4,6 +4,7 @@
 #include "test.h"
 #include "helpers.h"
 #include <pthread.h>
+#include <stdatomic.h>
 
 typedef struct outcome {
     float *parameters;
@@ -163,6 +164,26 @@ TEST(every_piece_runs_once) {
                 for (int i = 0; i < 1000; i++) wrong += runs[i] != (i < sizes[s]);
                 CHECK(wrong == 0);
             }
+        accel_destroy(acc);
+    }
+}
+
+static void count_atomically(void *argument, int piece) {
+    atomic_fetch_add(&((atomic_int *)argument)[piece], 1);
+}
+
+/* A worker that comes late to a small job must not take a piece of the larger one after it. */
+TEST(jobs_of_different_sizes_in_quick_turn) {
+    for (int threads = 2; threads <= 8; threads += 2) {
+        accel_t *acc = context_of((accel_desc){.threads = threads}, NULL);
+        long wrong = 0;
+        for (int round = 0; round < 20000; round++) {
+            atomic_int small[41] = {0}, large[41] = {0};
+            accel__parallel(acc, 2, count_atomically, small);
+            accel__parallel(acc, 40, count_atomically, large);
+            for (int i = 0; i < 41; i++) wrong += (small[i] != (i < 2)) + (large[i] != (i < 40));
+        }
+        CHECK(wrong == 0);
         accel_destroy(acc);
     }
 }

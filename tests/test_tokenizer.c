@@ -163,6 +163,22 @@ TEST(tokenizer_json_gives_the_options_that_the_config_leaves_open) {
     accel_destroy(acc);
 }
 
+/* What no vocabulary of common words shows: decompositions and capitals that Unicode versions disagree about. */
+TEST(rare_code_points) {
+    accel_t *acc = context();
+    const char *folder = folder_of("rare");
+    write_text(folder, "vocab.txt",
+               SPECIALS "i\n##\xCC\x87\n\xF0\x91\xA4\xB8\n\xC9\xA4\n\xEA\x9F\x8D\n\xF0\x90\xB5\xB0\n");
+    accel_tokenizer *kept = accel_tokenizer_load(acc, folder, &(accel_tokenizer_desc){.strip_accents = ACCEL_NO});
+    accel_tokenizer *stripped = accel_tokenizer_load(acc, folder, NULL);
+    CHECK_IDS(kept, "\xC4\xB0", "2 5 6 3");                                             /* U+0130 */
+    CHECK_IDS(stripped, "\xC4\xB0", "2 5 3");
+    CHECK_IDS(stripped, "\xF0\x91\xA4\xB8", "2 7 3");                                   /* U+11938 */
+    CHECK_IDS(kept, "\xEA\x9F\x8B \xEA\x9F\x8C \xF0\x90\xB5\x90", "2 8 9 10 3"); /* U+A7CB, U+A7CC, U+10D50 */
+    CHECK_FINE(acc);
+    accel_destroy(acc);
+}
+
 static int notices_of_case(const char *vocabulary, accel_choice lower_case, notices *log) {
     *log = (notices){0};
     accel_t *acc = context_of((accel_desc){.threads = 1}, log);
@@ -312,6 +328,23 @@ TEST(added_tokens_of_a_folder) {
     accel_destroy(acc);
 }
 
+TEST(added_tokens_that_overlap) {
+    accel_t *acc = context();
+    const char *folder = folder_of("overlap");
+    write_text(folder, "vocab.txt", SPECIALS "world\n");
+    write_text(folder, "tokenizer_config.json",
+               "{'added_tokens_decoder': {'6': {'content': 'wor', 'normalized': false, 'single_word': true},"
+               "'7': {'content': 'rld', 'normalized': false}, '8': {'content': 'rldrld', 'normalized': false},"
+               "'9': {'content': 'or', 'normalized': false}}}");
+    accel_tokenizer *t = accel_tokenizer_load(acc, folder, NULL);
+    CHECK_FINE(acc);
+    CHECK_IDS(t, "wor or", "2 6 9 3");
+    CHECK_IDS(t, "world", "2 5 3"); /* "wor" is refused, and what begins in it is not looked at */
+    CHECK_IDS(t, "orldxrld", "2 9 1 7 3");
+    CHECK_IDS(t, "rldrldrld", "2 8 7 3"); /* the longest */
+    accel_destroy(acc);
+}
+
 /* ---- tokenizer.json ---- */
 
 #define FLAGS ", 'single_word': false, 'lstrip': false, 'rstrip': false, 'normalized': false, 'special': true}"
@@ -346,6 +379,10 @@ static const struct {
     {"[ENT]", "2 21 3"},
     {"[ENT]s", "2 15 17 18 19 16 1 3"},
     {"the [ent]", "2 14 15 17 18 19 16 3"},
+    {"the[ENT]", "2 14 15 17 18 19 16 3"},
+    {"[ENT]\xC3\xA9", "2 15 17 18 19 16 17 3"},
+    {"\xC2\xBD[ENT].", "2 1 21 1 3"},
+    {"_[ENT]", "2 1 15 17 18 19 16 3"},
     {"worlds", "2 22 3"},
     {"WORLDS", "2 8 12 3"}, /* added tokens are no pieces */
     {"hello<sep>world", "2 7 3 8 3"},
@@ -524,8 +561,8 @@ TEST(long_texts) {
 
 static const char *const invalid[] = {
     "a\x80", "\xBF.a", "\xC0\x80", "\xC1\xBF", "\xC3", "\xC3.", "\xE0\x80\x80", "\xE2\x82", "\xE2\x82.a",
-    "\xED\xA0\x80", "\xED\xBF\xBF", "\xF0\x80\x80\x80", "\xF0\x9F\x98", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xFE",
-    "aa\xFF\x80", "\xFF\xFF.",
+    "\xED\xA0\x80", "\xED\xBF\xBF", "\xF0\x80\x80\x80", "\xF0\x9F\x98", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF",
+    "\xFE", "aa\xFF\x80", "\xFF\xFF.",
 };
 
 TEST(invalid_text_is_refused_or_replaced) {

@@ -4,6 +4,8 @@
 #ifndef TOKENIZER_CASES_H
 #define TOKENIZER_CASES_H
 
+#include <cjson/cJSON.h>
+
 typedef struct cases_total {
     int cases, wrong;
 } cases_total;
