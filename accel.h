@@ -209,7 +209,7 @@ typedef struct accel_encoder_config {
     int vocab_size, max_positions, type_vocab_size;    /* 30522, 512, BERT 2 / DistilBERT 0 */
     int dim, layers, heads, hidden_dim;                /* 768, 6 / 12, 12, 3072             */
     int num_labels;                                    /* 2                                 */
-    int pad_token_id;                                  /* 0: the row of the word embeddings without gradient */
+    int pad_token_id;                                  /* 0: the row of the word embeddings without gradient; -1: none */
     accel_activation activation;                       /* ACCEL_GELU, _GELU_TANH or _RELU   */
     bool sinusoidal_positions;                         /* DistilBERT: only their initial values; they train like others */
     float dropout, attention_dropout, classifier_dropout; /* 0.1, 0.1, DistilBERT 0.2 / BERT 0.1 */
@@ -512,7 +512,8 @@ ACCEL_API const char *accel_label_name(const accel_model *model, int label);
 
 ACCEL_API accel_encoder_config accel_encoder_defaults(accel_architecture architecture);
 /* A DistilBERT or BERT sequence classifier with fresh weights (Normal(0, initializer_range), biases 0), named as in
-   Transformers. Zero or contradictory sizes are errors. */
+   Transformers. The weights depend on the seed alone: accel_set_seed before each one of an ensemble. Zero or contradictory
+   sizes are errors. */
 ACCEL_API accel_model *accel_encoder_create(accel_t *acc, const accel_encoder_config *config);
 /* Gives the parameters of an encoder that match the comma-separated patterns their fresh initial values; returns how many. */
 ACCEL_API int accel_encoder_reset(accel_model *model, const char *match);
@@ -530,7 +531,7 @@ ACCEL_API accel_output accel_forward(accel_model *model, const accel_batch *batc
 ACCEL_API accel_optimizer *accel_adam(accel_t *acc, accel_model *model, const accel_adam_desc *desc);
 ACCEL_API accel_optimizer *accel_adamw(accel_t *acc, accel_model *model, const accel_adam_desc *desc);
 ACCEL_API accel_optimizer *accel_sgd(accel_t *acc, accel_model *model, const accel_sgd_desc *desc);
-/* Lets an optimizer train another model as well. A parameter belongs to one optimizer at most. */
+/* Lets an optimizer train another model as well, four at most. A parameter belongs to one optimizer at most. */
 ACCEL_API bool accel_optimizer_add(accel_optimizer *opt, accel_model *model);
 /* Forgets the gradients. In the middle of an accumulation window it does nothing (as Accelerate's prepared optimizers). */
 ACCEL_API void accel_zero_grad(accel_optimizer *opt);
@@ -623,7 +624,7 @@ ACCEL_API float accel_gradient_check(accel_t *acc, accel_tensor (*fn)(accel_t *a
 
 typedef enum accel__kind {
     ACCEL__MODEL = 0x41434331, ACCEL__OPTIMIZER, ACCEL__SCHEDULE, ACCEL__DATA, ACCEL__LOADER, ACCEL__METRICS,
-    ACCEL__TOKENIZER, ACCEL__TABLE
+    ACCEL__TOKENIZER, ACCEL__TABLE, ACCEL__SAFETENSORS
 } accel__kind;
 
 /* First member of every object that a context owns. `uses` are objects that must outlive this one. */
@@ -631,7 +632,7 @@ typedef struct accel__object {
     accel__kind kind;
     int users;
     accel_t *acc;
-    struct accel__object *uses[2];
+    struct accel__object *uses[4];
     void (*destroy)(struct accel__object *object); /* frees what hangs on it, not the object itself */
     struct accel__object *next, *previous;
 } accel__object;
@@ -901,7 +902,8 @@ struct accel__block {
     char *base;
     size_t bytes;
     int references; /* 0: free */
-    accel__block *previous, *next;   /* neighbours in the slab, or the list of unused descriptors */
+    accel__block *previous, *next;           /* neighbours in the slab, or the list of unused descriptors */
+    accel__block *previous_free, *next_free; /* in the list of free blocks */
 };
 
 struct accel__slab {
@@ -996,7 +998,7 @@ struct accel_t {
     accel__object *objects;
     /* storage of tensors */
     accel__slab *slabs;
-    accel__block *unused_blocks;
+    accel__block *unused_blocks, *free_blocks;
     void **block_chunks;     /* stb_ds array */
     accel__slot **slots;     /* stb_ds array of all slots ever made */
     accel__slot *free_slots;
@@ -1004,6 +1006,9 @@ struct accel_t {
     accel__chunk *chunks, *chunk;
     accel__node *tape;       /* the operation recorded last */
     int evaluating;          /* depth of accel_eval_begin */
+    uint64_t evaluation_calls; /* random operations in evaluation: they leave the step's alone */
+    void *staging;           /* host memory for values on their way, kept */
+    size_t staging_bytes;
     /* accumulation */
     accel__micro micro;
     int accumulate, next_accumulate, window_index;
@@ -1104,6 +1109,15 @@ ACCEL_API char *accel__strdup(accel_t *acc, const char *text) {
     char *copy = (char *)accel__alloc(acc, bytes);
     if (copy) memcpy(copy, text, bytes);
     return copy;
+}
+
+/* Host memory for values on their way to or from the device, until the next call. */
+static void *accel__staging(accel_t *acc, size_t bytes) {
+    if (acc->staging && acc->staging_bytes >= bytes) return acc->staging;
+    accel__free(acc, acc->staging);
+    acc->staging = accel__alloc(acc, bytes);
+    acc->staging_bytes = acc->staging ? bytes : 0;
+    return acc->staging;
 }
 
 /* ---- growing arrays: stb_ds. A failed allocation inside it would crash, so its realloc hook hands out memory that
@@ -1392,6 +1406,20 @@ static accel__block *accel__block_descriptor(accel_t *acc) {
     return block;
 }
 
+static void accel__block_set_free(accel_t *acc, accel__block *block) {
+    block->references = 0;
+    block->previous_free = NULL;
+    block->next_free = acc->free_blocks;
+    if (block->next_free) block->next_free->previous_free = block;
+    acc->free_blocks = block;
+}
+
+static void accel__block_set_used(accel_t *acc, accel__block *block) {
+    if (block->next_free) block->next_free->previous_free = block->previous_free;
+    if (block->previous_free) block->previous_free->next_free = block->next_free;
+    else acc->free_blocks = block->next_free;
+}
+
 static void accel__block_discard(accel_t *acc, accel__block *block) {
     block->next = acc->unused_blocks;
     acc->unused_blocks = block;
@@ -1414,14 +1442,14 @@ static accel__slab *accel__slab_add(accel_t *acc, size_t bytes) {
     block->bytes = bytes;
     *slab = (accel__slab){memory, bytes, block, acc->slabs};
     acc->slabs = slab;
+    accel__block_set_free(acc, block);
     return slab;
 }
 
 static accel__block *accel__best_free_block(accel_t *acc, size_t bytes) {
     accel__block *best = NULL;
-    for (accel__slab *slab = acc->slabs; slab; slab = slab->next)
-        for (accel__block *block = slab->first; block; block = block->next)
-            if (!block->references && block->bytes >= bytes && (!best || block->bytes < best->bytes)) best = block;
+    for (accel__block *block = acc->free_blocks; block; block = block->next_free)
+        if (block->bytes >= bytes && (!best || block->bytes < best->bytes)) best = block;
     return best;
 }
 
@@ -1438,11 +1466,13 @@ static accel__block *accel__block_new(accel_t *acc, size_t bytes) {
     if (block->bytes > bytes) {
         accel__block *rest = accel__block_descriptor(acc);
         if (!rest) return NULL;
-        *rest = (accel__block){block->base + bytes, block->bytes - bytes, 0, block, block->next};
+        *rest = (accel__block){block->base + bytes, block->bytes - bytes, 0, block, block->next, NULL, NULL};
+        accel__block_set_free(acc, rest);
         if (rest->next) rest->next->previous = rest;
         block->next = rest;
         block->bytes = bytes;
     }
+    accel__block_set_used(acc, block);
     block->references = 1;
     return block;
 }
@@ -1450,6 +1480,7 @@ static accel__block *accel__block_new(accel_t *acc, size_t bytes) {
 static void accel__block_merge_next(accel_t *acc, accel__block *block) {
     accel__block *next = block->next;
     if (!next || next->references || block->references) return;
+    accel__block_set_used(acc, next);
     block->bytes += next->bytes;
     block->next = next->next;
     if (block->next) block->next->previous = block;
@@ -1458,6 +1489,7 @@ static void accel__block_merge_next(accel_t *acc, accel__block *block) {
 
 static void accel__block_release(accel_t *acc, accel__block *block) {
     if (!block || --block->references > 0) return;
+    accel__block_set_free(acc, block);
     accel__block_merge_next(acc, block);
     if (block->previous) accel__block_merge_next(acc, block->previous);
 }
@@ -1528,7 +1560,7 @@ static void accel__object_destroy(accel__object *object) {
 }
 
 static const char *accel__kind_text(accel__kind kind) {
-    static const char *const text[] = {"model", "optimizer", "schedule", "data", "loader", "metrics", "tokenizer", "table"};
+    static const char *const text[] = {"model", "optimizer", "schedule", "data", "loader", "metrics", "tokenizer", "table", "safetensors file"};
     unsigned index = (unsigned)kind - (unsigned)ACCEL__MODEL;
     return index < (unsigned)ACCEL__COUNT(text) ? text[index] : "object of no known kind";
 }
@@ -1570,13 +1602,13 @@ static void accel__pause(void) {
 #endif
 }
 
-/* Claims and runs one piece; false where none is left. The job's fields are read before the claim: the claim succeeds
-   only while they are still this job's. */
+/* Claims and runs one piece; false where none is left. The job's fields are read before the claim. They are written only while the
+   word says that no piece is left, and whoever reads them acquires that word too: so a claim succeeds only with fields of its own job. */
 static bool accel__pool_work(accel__pool *pool) {
     uint64_t word = atomic_load_explicit(&pool->word, memory_order_acquire);
-    void (*run)(void *, int) = atomic_load_explicit(&pool->run, memory_order_relaxed);
-    void *argument = atomic_load_explicit(&pool->argument, memory_order_relaxed);
-    int pieces = atomic_load_explicit(&pool->pieces, memory_order_relaxed);
+    void (*run)(void *, int) = atomic_load_explicit(&pool->run, memory_order_acquire);
+    void *argument = atomic_load_explicit(&pool->argument, memory_order_acquire);
+    int pieces = atomic_load_explicit(&pool->pieces, memory_order_acquire);
     int piece = (int)(uint32_t)word;
     if (piece >= pieces) return false;
     if (!atomic_compare_exchange_strong_explicit(&pool->word, &word, word + 1, memory_order_acq_rel,
@@ -1625,11 +1657,12 @@ ACCEL_API void accel__parallel(accel_t *acc, int pieces, void (*run)(void *argum
         for (int piece = 0; piece < pieces; piece++) run(argument, piece);
         return;
     }
-    atomic_store_explicit(&pool->run, run, memory_order_relaxed);
-    atomic_store_explicit(&pool->argument, argument, memory_order_relaxed);
-    atomic_store_explicit(&pool->pieces, pieces, memory_order_relaxed);
-    atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
     uint64_t job = (atomic_load_explicit(&pool->word, memory_order_relaxed) >> 32) + 1;
+    atomic_store(&pool->word, (job - 1) << 32 | INT_MAX); /* no piece is left */
+    atomic_store_explicit(&pool->run, run, memory_order_release);
+    atomic_store_explicit(&pool->argument, argument, memory_order_release);
+    atomic_store_explicit(&pool->pieces, pieces, memory_order_release);
+    atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
     atomic_store(&pool->word, job << 32);
     if (atomic_load(&pool->sleepers)) {
         pthread_mutex_lock(&pool->mutex);
@@ -1741,13 +1774,23 @@ static double accel__uniform(uint64_t key, uint64_t index) {
     return ((double)(accel__mix(key, index) >> 40) + 0.5) * 0x1p-24;
 }
 
+/* In [0, 1), exact as a float. */
+static double accel__unit(uint64_t key, uint64_t index) {
+    return (double)(accel__mix(key, index) >> 40) * 0x1p-24;
+}
+
 /* Normal(0, 1) by Box and Muller, from two uniform numbers. */
 static double accel__normal(uint64_t key, uint64_t index) {
     double radius = sqrt(-2.0 * log(accel__uniform(key, 2 * index)));
     return radius * cos(6.283185307179586 * accel__uniform(key, 2 * index + 1));
 }
 
-/* Key of the next random operation of this micro-batch at a named place. */
+/* Number of the next random operation. */
+static uint64_t accel__next_call(accel_t *acc) {
+    return acc->evaluating ? acc->evaluation_calls++ : acc->micro.calls++;
+}
+
+/* Key of a random operation of this micro-batch at a named place. */
 static uint64_t accel__site(accel_t *acc, uint64_t place, uint64_t call) {
     return accel__mix(accel__mix(acc->desc.seed, place), accel__mix((uint64_t)acc->steps, call));
 }
@@ -1848,26 +1891,33 @@ static accel__slot *accel__get(accel_tensor x, const char *where) {
     return NULL;
 }
 
-static accel__slot *accel__get_type(accel_tensor x, accel_type type, const char *where) {
-    accel__slot *slot = accel__get(x, where);
+/* The same for one of several operands, all of which must belong to acc. */
+static accel__slot *accel__operand(accel_t *acc, accel_tensor x, const char *where) {
+    if (x.acc && x.acc != acc) {
+        accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: the operands belong to different contexts", where);
+        return NULL;
+    }
+    x.acc = acc;
+    return accel__get(x, where);
+}
+
+static accel__slot *accel__operand_type(accel_t *acc, accel_tensor x, accel_type type, const char *where) {
+    accel__slot *slot = accel__operand(acc, x, where);
     if (!slot || slot->type == type) return slot;
-    accel__fail(x.acc, ACCEL_BAD_ARGUMENT, "%s: %s tensor expected, %s given", where,
+    accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %s tensor expected, %s given", where,
                 type == ACCEL_INT32 ? "an int32" : "a float32", type == ACCEL_INT32 ? "a float32" : "an int32");
     return NULL;
 }
 
 static accel__slot *accel__get_float(accel_tensor x, const char *where) {
-    return accel__get_type(x, ACCEL_FLOAT32, where);
+    return accel__operand_type(x.acc, x, ACCEL_FLOAT32, where);
 }
 
 /* Two operands of one context. */
 static bool accel__get_two(accel_tensor a, accel_tensor b, const char *where, accel__slot **first, accel__slot **second) {
     accel_t *acc = a.acc ? a.acc : b.acc;
-    if (a.acc && b.acc && a.acc != b.acc)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: the operands belong to different contexts", where);
-    a.acc = b.acc = acc;
-    *first = accel__get_float(a, where);
-    *second = accel__get_float(b, where);
+    *first = accel__operand_type(acc, a, ACCEL_FLOAT32, where);
+    *second = accel__operand_type(acc, b, ACCEL_FLOAT32, where);
     return *first && *second;
 }
 
@@ -1964,10 +2014,8 @@ static void accel__micro_begin(accel_t *acc, bool last_of_epoch) {
         acc->window_examples = closes ? 0 : acc->window_examples + micro->examples;
         if (closes) acc->accumulate = acc->next_accumulate;
         acc->steps += closes;
-        *micro = (accel__micro){.id = micro->id + 1};
     }
-    micro->calls = 0;
-    micro->examples = 0;
+    *micro = (accel__micro){.id = micro->id + micro->had_backward};
     acc->last_of_epoch = last_of_epoch;
 }
 
@@ -2073,9 +2121,9 @@ static void accel__count_examples(accel_t *acc, int64_t examples) {
 static accel_tensor accel__random_tensor(accel_t *acc, const char *where, accel_shape shape, double (*draw)(uint64_t, uint64_t)) {
     accel_tensor x = accel__from_host(acc, where, ACCEL_FLOAT32, shape, NULL);
     accel__slot *slot = accel__find(x);
-    float *values = slot ? (float *)accel__alloc(acc, (size_t)slot->count * sizeof *values) : NULL;
+    float *values = slot ? (float *)accel__staging(acc, (size_t)slot->count * sizeof *values) : NULL;
     if (!values) return accel__null(acc);
-    uint64_t key = accel__site(acc, accel__hash_text("random"), acc->micro.calls++);
+    uint64_t key = accel__site(acc, accel__hash_text("random"), accel__next_call(acc));
     int64_t examples = shape.rank ? shape.dim[0] : 1, width = slot->count / examples;
     for (int64_t i = 0; i < slot->count; i++) {
         uint64_t example = (uint64_t)(acc->window_examples + i / width);
@@ -2083,7 +2131,6 @@ static accel_tensor accel__random_tensor(accel_t *acc, const char *where, accel_
     }
     accel__count_examples(acc, examples);
     acc->backend->upload(acc, slot->data, values, (size_t)slot->count * sizeof *values);
-    accel__free(acc, values);
     return x;
 }
 
@@ -2092,7 +2139,7 @@ ACCEL_API accel_tensor accel_randn(accel_t *acc, accel_shape shape) {
 }
 
 ACCEL_API accel_tensor accel_rand(accel_t *acc, accel_shape shape) {
-    return accel__random_tensor(acc, "accel_rand", shape, accel__uniform);
+    return accel__random_tensor(acc, "accel_rand", shape, accel__unit);
 }
 
 ACCEL_API accel_shape accel_shape_of(accel_tensor x) {
@@ -3380,9 +3427,10 @@ ACCEL_API void accel_backward(accel_t *acc, accel_tensor loss) {
                     : "accel_backward: the loss depends on nothing that requires a gradient");
         return;
     }
+    if (!acc->micro.weight_set) acc->micro.weight = 1; /* a loss that comes later does not change it any more */
+    acc->micro.weight_set = acc->micro.had_backward = true;
     accel__target seed = accel__gradient_of(acc, slot);
     if (!seed.at) return;
-    acc->micro.had_backward = true;
     acc->backend->fill(acc, seed.at, 1, (float)accel__micro_weight(acc));
     for (accel__node *node = slot->node; node; node = node->previous) {
         if (!node->output->grad) continue;
@@ -3815,7 +3863,7 @@ enum { ACCEL__CONCAT_MAX = 64 };
 static int accel__concat_check(accel_t *acc, const accel_tensor *x, int count, int axis, accel__slot **in, accel_shape *shape) {
     const char *where = "accel_concat";
     for (int i = 0; i < count; i++) {
-        if (!(in[i] = accel__get(x[i], where))) return -1;
+        if (!(in[i] = accel__operand(acc, x[i], where))) return -1;
         if (i == 0) {
             *shape = in[0]->shape;
             if ((axis = accel__axis_index(acc, where, *shape, axis)) < 0) return -1;
@@ -3823,7 +3871,7 @@ static int accel__concat_check(accel_t *acc, const accel_tensor *x, int count, i
         }
         accel_shape expected = *shape;
         expected.dim[axis] = in[i]->shape.dim[axis];
-        if (x[i].acc != acc || in[i]->type != in[0]->type || !accel__shape_equal(expected, in[i]->shape)) {
+        if (in[i]->type != in[0]->type || !accel__shape_equal(expected, in[i]->shape)) {
             accel__fail(acc, ACCEL_BAD_SHAPE, "%s: tensor %d has the shape %s, which does not fit %s along axis %d", where, i,
                         accel__shape_text(in[i]->shape).text, accel__shape_text(in[0]->shape).text, axis);
             return -1;
@@ -4048,7 +4096,7 @@ ACCEL_API accel_tensor accel_linear(accel_tensor x, accel_tensor weight, accel_t
     accel_t *acc = x.acc ? x.acc : weight.acc;
     accel__slot *in[3] = {NULL, NULL, NULL};
     if (!accel__get_two(x, weight, "accel_linear", &in[0], &in[1])) return accel__null(acc);
-    if (bias.id && !(in[2] = accel__get_float(bias, "accel_linear"))) return accel__null(acc);
+    if (bias.id && !(in[2] = accel__operand_type(acc, bias, ACCEL_FLOAT32, "accel_linear"))) return accel__null(acc);
     bool fits = in[0]->shape.rank >= 1 && in[1]->shape.rank == 2 && accel__shape_last(in[0]->shape) == in[1]->shape.dim[1] &&
                 (!in[2] || (in[2]->shape.rank == 1 && in[2]->shape.dim[0] == in[1]->shape.dim[0]));
     if (!fits || in[0]->count / accel__shape_last(in[0]->shape) > INT_MAX) {
@@ -4119,8 +4167,8 @@ static accel__slot *accel__embedding(accel_t *acc, accel__slot *table, accel__sl
 ACCEL_API accel_tensor accel_embedding(accel_tensor table, accel_tensor ids, int padding_id) {
     const char *where = "accel_embedding";
     accel_t *acc = table.acc ? table.acc : ids.acc;
-    table.acc = ids.acc = acc;
-    accel__slot *rows = accel__get_float(table, where), *index = accel__get_type(ids, ACCEL_INT32, where);
+    accel__slot *rows = accel__operand_type(acc, table, ACCEL_FLOAT32, where);
+    accel__slot *index = accel__operand_type(acc, ids, ACCEL_INT32, where);
     if (!rows || !index) return accel__null(acc);
     if (rows->shape.rank != 2 || index->shape.rank > 3 || index->count > INT_MAX) {
         accel__fail(acc, ACCEL_BAD_SHAPE, "%s: a table [rows, width] and ids of up to 3 dimensions are expected, the shapes are %s and %s",
@@ -4206,8 +4254,10 @@ static accel__slot *accel__norm(accel_t *acc, accel__slot *x, accel__slot *resid
 
 ACCEL_API accel_tensor accel_layer_norm(accel_tensor x, accel_tensor weight, accel_tensor bias, float eps) {
     const char *where = "accel_layer_norm";
-    accel__slot *in = accel__get_float(x, where), *w = NULL, *b = NULL;
-    if (!in || !accel__get_two(weight, bias, where, &w, &b)) return accel__null(x.acc);
+    accel__slot *in = accel__get_float(x, where);
+    accel__slot *w = accel__operand_type(x.acc, weight, ACCEL_FLOAT32, where);
+    accel__slot *b = accel__operand_type(x.acc, bias, ACCEL_FLOAT32, where);
+    if (!in || !w || !b) return accel__null(x.acc);
     int width = accel__shape_last(in->shape);
     if (in->shape.rank < 1 || w->shape.rank != 1 || w->shape.dim[0] != width || !accel__shape_equal(w->shape, b->shape)) {
         accel__fail(x.acc, ACCEL_BAD_SHAPE, "%s: x %s needs weight and bias of shape [%d], they are %s and %s", where,
@@ -4290,7 +4340,7 @@ ACCEL_API accel_tensor accel_dropout(accel_tensor x, float p) {
     accel__slot *in = accel__get_float(x, "accel_dropout");
     if (!in || !accel__probability(x.acc, "accel_dropout", p)) return accel__null(x.acc);
     int64_t rows = in->shape.rank ? in->shape.dim[0] : 1;
-    uint64_t key = accel__site(x.acc, accel__hash_text("dropout"), x.acc->micro.calls++);
+    uint64_t key = accel__site(x.acc, accel__hash_text("dropout"), accel__next_call(x.acc));
     accel__count_examples(x.acc, rows);
     accel_mask mask = {p, key, NULL, (uint64_t)x.acc->window_examples};
     return accel__result(x.acc, accel__drop(x.acc, in, rows, mask));
@@ -4393,7 +4443,7 @@ ACCEL_API accel_tensor accel_attention(accel_tensor qkv, const accel_attention_d
     accel__slot *in = accel__get_float(qkv, "accel_attention");
     if (!in || !accel__attend_check(acc, in, desc)) return accel__null(acc);
     accel_mask mask = {acc->evaluating ? 0 : desc->dropout, 0, NULL, (uint64_t)acc->window_examples};
-    mask.key = accel__site(acc, accel__hash_text("attention"), acc->micro.calls++);
+    mask.key = accel__site(acc, accel__hash_text("attention"), accel__next_call(acc));
     return accel__result(acc, accel__attend(acc, in, desc->heads, desc->sequences, desc->offsets, mask));
 }
 
@@ -4465,7 +4515,7 @@ ACCEL_API accel_tensor accel_custom(accel_t *acc, const accel_custom_desc *desc)
     }
     accel__slot *in[ACCEL_CUSTOM_INPUTS];
     for (int i = 0; i < desc->input_count; i++)
-        if (!(in[i] = accel__get((accel_tensor){acc, desc->input[i].id}, where))) return accel__null(acc);
+        if (!(in[i] = accel__operand(acc, desc->input[i], where))) return accel__null(acc);
     accel__slot *out = accel__shape_check(acc, where, desc->shape) ? accel__new(acc, desc->shape) : NULL;
     if (!out) return accel__null(acc);
     accel__custom_call(acc, desc, desc->forward, in, out, NULL);
@@ -4757,6 +4807,8 @@ ACCEL_API bool accel_set_label_names(accel_model *model, const char *const *name
     if (!names || count < 1 || (config && count != config->num_labels))
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_set_label_names: %d names were given, the model has %d labels", count,
                            config ? config->num_labels : 0);
+    for (int i = 0; i < count; i++)
+        if (!names[i]) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_set_label_names: name %d is a null pointer", i);
     accel__label_names_free(model);
     model->label_names = (char **)accel__alloc_zero(acc, (size_t)count * sizeof *model->label_names);
     if (!model->label_names) return false;
@@ -4928,6 +4980,9 @@ static bool accel__encoder_check(accel_t *acc, const accel_encoder_config *c) {
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: the activation must be ACCEL_GELU, ACCEL_GELU_TANH or ACCEL_RELU", where);
     if ((int)c->problem < 0 || c->problem > ACCEL_REGRESSION)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: unknown problem %d", where, (int)c->problem);
+    if (c->pad_token_id < -1 || c->pad_token_id >= c->vocab_size)
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: pad_token_id is %d, expected -1 (none) to %d", where, c->pad_token_id,
+                           c->vocab_size - 1);
     if (!(c->layer_norm_eps > 0) || !(c->initializer_range >= 0))
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: layer_norm_eps %g must be above 0 and initializer_range %g not below", where,
                            (double)c->layer_norm_eps, (double)c->initializer_range);
@@ -5029,7 +5084,7 @@ ACCEL_API int accel_encoder_reset(accel_model *model, const char *match) {
         if (param->slot == e->position && e->config.sinusoidal_positions) accel__encoder_sinusoids(param->slot);
         else if (matrix && e->config.initializer_range > 0) accel__param_random(param, e->config.initializer_range, true);
         else accel__param_fill(param->slot, norm ? 1.0f : 0.0f);
-        if (param->slot == e->word && e->config.pad_token_id >= 0 && e->config.pad_token_id < e->config.vocab_size)
+        if (param->slot == e->word && e->config.pad_token_id >= 0)
             model->object.acc->backend->fill(model->object.acc,
                                              accel__data(e->word) + (int64_t)e->config.pad_token_id * e->config.dim,
                                              e->config.dim, 0);
@@ -5114,15 +5169,27 @@ static accel__fault accel__example_fault(const accel_encoder_config *c, const in
     return fault;
 }
 
-static bool accel__batch_check(accel_t *acc, const accel_encoder_config *c, const accel_batch *batch) {
+/* Sequences that lie one behind the other, none empty. */
+static bool accel__batch_offsets(accel_t *acc, const char *where, const accel_batch *batch) {
     if (!batch || batch->examples < 1 || !batch->ids || !batch->offsets)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_forward: the batch is empty");
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: the batch is empty", where);
+    if (batch->offsets[0] != 0)
+        return accel__fail(acc, ACCEL_BAD_DATA, "%s: the batch's offsets begin with %d, not 0", where, batch->offsets[0]);
+    for (int i = 0; i < batch->examples; i++)
+        if (batch->offsets[i + 1] <= batch->offsets[i])
+            return accel__fail(acc, ACCEL_BAD_DATA, "%s: %s is empty", where, accel__row_text(batch, i).text);
+    return batch->offsets[batch->examples] == batch->tokens ||
+           accel__fail(acc, ACCEL_BAD_DATA, "%s: the batch's offsets end at %d, it has %d tokens", where,
+                       batch->offsets[batch->examples], batch->tokens);
+}
+
+static bool accel__batch_check(accel_t *acc, const accel_encoder_config *c, const accel_batch *batch) {
+    if (!accel__batch_offsets(acc, "accel_forward", batch)) return false;
     if (batch->targets && batch->targets_per_example != c->num_labels)
         return accel__fail(acc, ACCEL_BAD_DATA, "accel_forward: the batch has %d targets per example, the model has %d labels",
                            batch->targets_per_example, c->num_labels);
     for (int i = 0; i < batch->examples; i++) {
         int32_t begin = batch->offsets[i], length = batch->offsets[i + 1] - begin;
-        if (length < 1) return accel__fail(acc, ACCEL_BAD_DATA, "accel_forward: %s is empty", accel__row_text(batch, i).text);
         accel__fault fault = accel__example_fault(c, batch->ids + begin, batch->token_types ? batch->token_types + begin : NULL, length,
                                                   batch->labels ? &batch->labels[i] : NULL);
         if (*fault.text)
@@ -5284,7 +5351,7 @@ ACCEL_API accel_output accel_forward(accel_model *model, const accel_batch *batc
     accel_t *acc = model ? model->object.acc : NULL;
     accel_output output = {accel__null(acc), accel__null(acc), NULL, 0};
     if (!encoder || !accel__batch_check(acc, &encoder->config, batch)) return output;
-    accel__pass pass = {acc, encoder, batch, accel__hash_text(model->name), acc->micro.calls++, NULL};
+    accel__pass pass = {acc, encoder, batch, accel__hash_text(model->name), accel__next_call(acc), NULL};
     accel__slot *x = accel__pass_keys(&pass) ? accel__encoder_embed(&pass) : NULL;
     for (int i = 0; x && i <= encoder->config.layers; i++) {
         encoder->hidden[i] = accel__handle(acc, x);
@@ -5360,25 +5427,31 @@ static double accel__label_weight(accel_t *acc, const int32_t *labels, int n, in
     return sum;
 }
 
+static bool accel__loss_desc_check(accel_t *acc, const char *where, const accel_cross_entropy_desc *d, int classes) {
+    if (!(d->label_smoothing >= 0 && d->label_smoothing <= 1))
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: label_smoothing from 0 to 1 is expected, not %g", where, (double)d->label_smoothing);
+    if (d->class_weights && d->class_count != classes)
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %d class weights were given for %d classes", where, d->class_count, classes);
+    for (int c = 0; d->class_weights && c < classes; c++)
+        if (!(d->class_weights[c] >= 0) || !isfinite(d->class_weights[c]))
+            return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: the weight of class %d is %g, it must be finite and not negative", where, c,
+                               (double)d->class_weights[c]);
+    return true;
+}
+
 static bool accel__cross_entropy_check(accel_t *acc, const accel__slot *x, const accel__slot *labels, const accel_cross_entropy_desc *d) {
     const char *where = "accel_cross_entropy";
     if (x->shape.rank != 2 || labels->shape.rank != 1 || labels->shape.dim[0] != x->shape.dim[0])
         return accel__fail(acc, ACCEL_BAD_SHAPE, "%s: logits [n, classes] and labels [n] are expected, the shapes are %s and %s", where,
                            accel__shape_text(x->shape).text, accel__shape_text(labels->shape).text);
-    if (!(d->label_smoothing >= 0 && d->label_smoothing <= 1))
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: label_smoothing from 0 to 1 is expected, not %g", where, (double)d->label_smoothing);
-    if (d->class_weights && d->class_count != x->shape.dim[1])
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %d class weights were given for %d classes", where, d->class_count,
-                           x->shape.dim[1]);
-    return true;
+    return accel__loss_desc_check(acc, where, d, x->shape.dim[1]);
 }
 
 ACCEL_API accel_tensor accel_cross_entropy(accel_tensor logits, accel_tensor labels, const accel_cross_entropy_desc *desc) {
     accel_t *acc = logits.acc ? logits.acc : labels.acc;
-    logits.acc = labels.acc = acc;
     accel_cross_entropy_desc d = desc ? *desc : (accel_cross_entropy_desc){0};
-    accel__slot *x = accel__get_float(logits, "accel_cross_entropy");
-    accel__slot *y = accel__get_type(labels, ACCEL_INT32, "accel_cross_entropy");
+    accel__slot *x = accel__operand_type(acc, logits, ACCEL_FLOAT32, "accel_cross_entropy");
+    accel__slot *y = accel__operand_type(acc, labels, ACCEL_INT32, "accel_cross_entropy");
     if (!x || !y || !accel__cross_entropy_check(acc, x, y, &d)) return accel__null(acc);
     int n = x->shape.dim[0], classes = x->shape.dim[1];
     double divisor = accel__label_weight(acc, accel__ints(y), n, classes, d.class_weights);
@@ -5431,11 +5504,7 @@ ACCEL_API void accel_set_loss(accel_model *model, const accel_cross_entropy_desc
     if (!encoder) return;
     accel_t *acc = model->object.acc;
     accel_cross_entropy_desc d = desc ? *desc : (accel_cross_entropy_desc){0};
-    if (d.class_weights && d.class_count != encoder->config.num_labels) {
-        accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_set_loss: %d class weights were given, the model has %d labels", d.class_count,
-                    encoder->config.num_labels);
-        return;
-    }
+    if (!accel__loss_desc_check(acc, "accel_set_loss", &d, encoder->config.num_labels)) return;
     accel__free(acc, encoder->class_weights);
     encoder->class_weights = NULL;
     if (d.class_weights) {
@@ -5628,8 +5697,10 @@ static bool accel__mid_window(const accel_optimizer *opt) {
 }
 
 ACCEL_API void accel_zero_grad(accel_optimizer *opt) {
-    if (!opt || accel_failed(opt->object.acc)) return;
-    if (opt->object.acc->window_index > 0 && !opt->window.consumed) return;
+    accel_t *acc = opt ? opt->object.acc : NULL;
+    if (accel_failed(acc)) return;
+    bool open = acc->window_index > 0 || (acc->micro.had_backward && accel__mid_window(opt));
+    if (open && !opt->window.consumed) return;
     accel__window_reset(&opt->window);
 }
 
@@ -5833,6 +5904,7 @@ struct accel_loader {
     accel_data *data;
     int64_t epoch, cursor;    /* the next batch of the epoch */
     int64_t *order;           /* [rows] of the present epoch; made when its first batch is asked for */
+    int64_t *spare;           /* [rows + full batches] for group_by_length */
     int32_t *ids, *offsets, *types, *labels;
     float *targets;
     int64_t *rows;
@@ -5909,7 +5981,7 @@ static void accel__loader_destroy(accel__object *object) {
     accel_loader *loader = (accel_loader *)(void *)object;
     accel_t *acc = object->acc;
     if (acc->loader == loader) acc->loader = NULL;
-    void *owned[] = {loader->order, loader->ids, loader->offsets, loader->types, loader->labels, loader->targets, loader->rows};
+    void *owned[] = {loader->order, loader->spare, loader->ids, loader->offsets, loader->types, loader->labels, loader->targets, loader->rows};
     for (int i = 0; i < ACCEL__COUNT(owned); i++) accel__free(acc, owned[i]);
 }
 
@@ -5928,6 +6000,8 @@ static bool accel__loader_buffers(accel_loader *loader) {
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_loader_create: batches of %lld rows of up to %lld tokens are too large",
                            (long long)batch, (long long)longest);
     loader->order = (int64_t *)accel__alloc(acc, (size_t)d->rows * sizeof(int64_t));
+    if (loader->desc.group_by_length)
+        loader->spare = (int64_t *)accel__alloc(acc, (size_t)(d->rows + d->rows / loader->desc.batch_size) * sizeof(int64_t));
     loader->ids = (int32_t *)accel__alloc(acc, (size_t)tokens * sizeof(int32_t));
     loader->offsets = (int32_t *)accel__alloc(acc, (size_t)(batch + 1) * sizeof(int32_t));
     loader->rows = (int64_t *)accel__alloc(acc, (size_t)batch * sizeof(int64_t));
@@ -5940,6 +6014,7 @@ static bool accel__loader_buffers(accel_loader *loader) {
 ACCEL_API accel_loader *accel_loader_create(accel_t *acc, accel_data *data, const accel_loader_desc *desc) {
     if (accel_failed(acc)) return NULL;
     accel_loader_desc d = desc ? *desc : (accel_loader_desc){0};
+    if (!d.batch_size) d.batch_size = 8;
     if (!data || data->object.acc != acc || d.batch_size < 0 || (d.drop_last && data->view.rows < d.batch_size)) {
         accel__fail(acc, ACCEL_BAD_ARGUMENT, !data || data->object.acc != acc ? "accel_loader_create: data of this context is needed"
                     : d.batch_size < 0 ? "accel_loader_create: batch_size is %d"
@@ -5949,7 +6024,6 @@ ACCEL_API accel_loader *accel_loader_create(accel_t *acc, accel_data *data, cons
     accel_loader *loader = (accel_loader *)accel__object_create(acc, ACCEL__LOADER, sizeof *loader, accel__loader_destroy);
     if (!loader) return NULL;
     loader->desc = d;
-    if (!d.batch_size) loader->desc.batch_size = 8;
     loader->data = data;
     accel__object_use(&loader->object, &data->object);
     if (accel__loader_buffers(loader)) return loader;
@@ -5981,10 +6055,8 @@ static void accel__sort_by_length(const accel_data *data, int64_t *order, int64_
 /* Batches of similar lengths (Transformers' group_by_length): runs of 50 batches of the shuffled rows are sorted by length; then
    the full batches are shuffled. */
 static void accel__group_by_length(accel_loader *loader, uint64_t key) {
-    accel_t *acc = loader->object.acc;
     int64_t rows = loader->data->view.rows, size = loader->desc.batch_size, batches = rows / size, run = 50 * size;
-    int64_t *copy = (int64_t *)accel__alloc(acc, (size_t)(rows + batches) * sizeof *copy), *which = copy ? copy + rows : NULL;
-    if (!copy) return;
+    int64_t *copy = loader->spare, *which = copy + rows;
     for (int64_t begin = 0; begin < rows; begin += run)
         accel__sort_by_length(loader->data, loader->order + begin, copy, rows - begin < run ? rows - begin : run);
     for (int64_t i = 0; i < batches; i++) which[i] = i;
@@ -5992,7 +6064,6 @@ static void accel__group_by_length(accel_loader *loader, uint64_t key) {
     memcpy(copy, loader->order, (size_t)rows * sizeof *copy);
     for (int64_t i = 0; i < batches; i++)
         memcpy(loader->order + i * size, copy + which[i] * size, (size_t)size * sizeof *copy);
-    accel__free(acc, copy);
 }
 
 /* The order of an epoch: a function of (seed, epoch) alone. */
@@ -6105,7 +6176,8 @@ ACCEL_API accel_tensor accel_unpack(accel_tensor packed, const accel_batch *batc
     accel_t *acc = packed.acc;
     accel__slot *in = accel__get_float(packed, "accel_unpack");
     if (!in) return accel__null(acc);
-    if (!batch || in->shape.rank != 2 || in->shape.dim[0] != batch->tokens) {
+    if (!accel__batch_offsets(acc, "accel_unpack", batch)) return accel__null(acc);
+    if (in->shape.rank != 2 || in->shape.dim[0] != batch->tokens) {
         accel__fail(acc, ACCEL_BAD_SHAPE, "accel_unpack: [tokens, width] and its batch are expected, the shape is %s",
                     accel__shape_text(in->shape).text);
         return accel__null(acc);
@@ -6223,6 +6295,7 @@ ACCEL_API void accel_destroy(accel_t *acc) {
     }
     for (size_t i = 0; i < accel__length(acc->block_chunks); i++) accel__free(acc, acc->block_chunks[i]);
     accel__array_free(acc->block_chunks);
+    accel__free(acc, acc->staging);
     while (acc->chunks) {
         accel__chunk *next = acc->chunks->next;
         accel__free(acc, acc->chunks);
@@ -6371,28 +6444,25 @@ ACCEL_API accel_metrics *accel_metrics_create(accel_t *acc, int classes) {
 }
 
 ACCEL_API bool accel_metrics_add(accel_metrics *metrics, accel_tensor logits, const int32_t *labels, int n) {
-    accel__slot *slot = metrics ? accel__get_float(logits, "accel_metrics_add") : NULL;
+    accel_t *acc = metrics ? metrics->object.acc : NULL;
+    accel__slot *slot = accel__operand_type(acc, logits, ACCEL_FLOAT32, "accel_metrics_add");
     if (!slot) return false;
-    accel_t *acc = metrics->object.acc;
     int classes = metrics->classes;
     if (!labels || slot->shape.rank != 2 || slot->shape.dim[0] != n || slot->shape.dim[1] != classes)
         return accel__fail(acc, ACCEL_BAD_SHAPE, "accel_metrics_add: logits [%d, %d] and labels are expected, the shape is %s", n, classes,
                            accel__shape_text(slot->shape).text);
-    float *values = (float *)accel__alloc(acc, (size_t)slot->count * sizeof *values);
-    if (!values || !accel_read(logits, values, slot->count)) return false;
-    for (int i = 0; i < n; i++) {
-        if (labels[i] == ACCEL_IGNORE) continue;
-        if (labels[i] < 0 || labels[i] >= classes) {
-            accel__free(acc, values);
+    for (int i = 0; i < n; i++)
+        if (labels[i] != ACCEL_IGNORE && (labels[i] < 0 || labels[i] >= classes))
             return accel__fail(acc, ACCEL_BAD_DATA, "accel_metrics_add: label %d in row %d; there are labels 0 .. %d", labels[i], i,
                                classes - 1);
-        }
+    float *values = (float *)accel__staging(acc, (size_t)slot->count * sizeof *values);
+    if (!values || !accel_read(logits, values, slot->count)) return false;
+    for (int i = 0; i < n; i++, values += classes) {
         int best = 0;
         for (int c = 1; c < classes; c++)
-            if (values[(int64_t)i * classes + c] > values[(int64_t)i * classes + best]) best = c;
-        metrics->count[(int64_t)labels[i] * classes + best]++;
+            if (values[c] > values[best]) best = c;
+        if (labels[i] != ACCEL_IGNORE) metrics->count[(int64_t)labels[i] * classes + best]++;
     }
-    accel__free(acc, values);
     return true;
 }
 

@@ -121,9 +121,12 @@ ACCEL_API bool accel_safetensors_write(accel_t *acc, const char *path, const acc
 
 /* ---- tokenizer: Hugging Face's BertTokenizer, id for id ---- */
 
-/* path: a folder (vocab.txt, or tokenizer.json where that is all there is; tokenizer_config.json), or one such file. */
+/* path: a folder (vocab.txt, or tokenizer.json where that is all there is; tokenizer_config.json), or one such file.
+   A vocabulary without [UNK], [CLS] or [SEP] (or what the files name instead) is an error; one whose capitals do not
+   fit the lower-case option is noticed. */
 ACCEL_API accel_tokenizer *accel_tokenizer_load(accel_t *acc, const char *path, const accel_tokenizer_desc *desc);
-/* Learns a WordPiece vocabulary from texts; special tokens [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4. */
+/* Learns a WordPiece vocabulary from texts; special tokens [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4. The same texts,
+   in any order, give the same vocabulary. */
 ACCEL_API accel_tokenizer *accel_tokenizer_train(accel_t *acc, const char *const *texts, int64_t count,
                                                  const accel_vocabulary_desc *desc);
 /* Writes vocab.txt and tokenizer_config.json. */
@@ -133,9 +136,10 @@ ACCEL_API int accel_vocabulary_size(const accel_tokenizer *tokenizer);
 ACCEL_API const char *accel_token_text(const accel_tokenizer *tokenizer, int32_t id);
 /* -1 for a token that is not in the vocabulary. */
 ACCEL_API int32_t accel_token_id(const accel_tokenizer *tokenizer, const char *token);
-/* Encodes a text, or a pair (NULL: none), as [CLS] text [SEP] pair [SEP], cut to max_length by longest_first. ids and types (may be NULL)
-   have room for max_length. Returns the number of ids, -1 on invalid UTF-8 or lack of memory (no error is recorded); *full (may be NULL) gets the length
-   before truncation. May be called from several threads at once. */
+/* Encodes a text (NULL: empty), or a pair (NULL: none), as [CLS] text [SEP] pair [SEP], cut to max_length by
+   longest_first. ids and types (may be NULL) have room for max_length. Returns the number of ids, 0 where max_length
+   does not hold the special tokens, -1 on invalid UTF-8 or lack of memory (no error is recorded); *full (may be NULL)
+   gets the length before truncation. May be called from several threads at once. */
 ACCEL_API int accel_tokenize(const accel_tokenizer *tokenizer, const char *text, const char *pair, int max_length,
                              int32_t *ids, int32_t *types, int *full);
 

@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum { LABEL, TEXT };                         /* columns of the test file */
-enum { RIGHT_SHOWN = 5, WRONG_SHOWN = 5, CLASSES = 64 };
+enum { RIGHT_SHOWN = 5, WRONG_SHOWN = 5, TEXT_SHOWN = 120, CLASSES = 64 };
 
 static int class_of(const char *const *labels, int classes, const char *label) {
     for (int i = 0; i < classes; i++)
@@ -29,6 +29,14 @@ static void print_matrix(int count[CLASSES][CLASSES], const char *const *labels,
     printf("\n");
 }
 
+/* Bytes of a text that are shown, without a broken character at the end. */
+static int shown(const char *text) {
+    size_t n = strlen(text);
+    if (n <= TEXT_SHOWN) return (int)n;
+    for (n = TEXT_SHOWN; n && (text[n] & 0xC0) == 0x80;) n--;
+    return (int)n;
+}
+
 /* The first texts whose prediction is right, or wrong. */
 static void print_texts(const accel_table *test, const accel_table *predicted, bool right, int most) {
     printf("\n%s\n", right ? "some predictions" : "some mistakes (true class -> prediction)");
@@ -36,8 +44,8 @@ static void print_texts(const accel_table *test, const accel_table *predicted, b
         const char *label = accel_table_cell(test, row, LABEL), *text = accel_table_cell(test, row, TEXT);
         const char *guess = accel_table_cell(predicted, row, 0);
         if (!label || !text || !guess || !strcmp(label, guess) != right) continue;
-        if (right) printf("  %s: %s\n", guess, text);
-        else printf("  %s -> %s: %s\n", label, guess, text);
+        if (right) printf("  %s: %.*s\n", guess, shown(text), text);
+        else printf("  %s -> %s: %.*s\n", label, guess, shown(text), text);
         most--;
     }
 }

@@ -1,6 +1,5 @@
 /* Checks accel.h against reference figures of PyTorch: small models (one folder each), trajectories of optimizers,
-   schedules. tests/cases/README.md says what the files hold. Include after accel_io.h, in the file with
-   ACCEL_IMPLEMENTATION. */
+   schedules. tests/cases/README.md says what the files hold. Include after accel_io.h. */
 #ifndef CASE_H
 #define CASE_H
 #include <cjson/cJSON.h>
@@ -8,6 +7,8 @@
 #include <dirent.h>
 #include <math.h>
 #include <strings.h>
+
+#include "files.h"
 
 /* Largest errors that pass. PyTorch's own float32 run is within these figures of the float64 one, too. */
 #define CASE_HIDDEN 5e-6 /* of a hidden state */
@@ -336,7 +337,8 @@ static void case_check_training(case_check *check, accel_t *acc, const char *fol
     char path[4096];
     case_batches batches = {0};
     snprintf(path, sizeof path, "%s/train.json", folder);
-    cJSON *train = accel__json_read(acc, path);
+    cJSON *train = read_json(path);
+    if (!train) accel__fail(acc, ACCEL_BAD_FILE, "%s is absent or no JSON", path);
     if (train && case_batches_read(acc, folder, "train_inputs.safetensors", &batches))
         case_train(check, acc, folder, train, &batches);
     case_batches_free(&batches);
@@ -433,10 +435,11 @@ static bool case_check_list(case_check *check, const char *folder, const char *n
                             void (*entry_check)(case_check *check, accel_t *acc, const cJSON *entry)) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    if (!accel__file_exists(path)) return false;
+    if (!file_exists(path)) return false;
     if (check->out) fprintf(check->out, "%s\n", path);
     accel_t *acc = case_context(check);
-    cJSON *list = accel__json_read(acc, path);
+    cJSON *list = read_json(path);
+    if (!list) accel__fail(acc, ACCEL_BAD_FILE, "%s is no JSON", path);
     for (const cJSON *entry = list ? list->child : NULL; entry; entry = entry->next) entry_check(check, acc, entry);
     cJSON_Delete(list);
     case_close(check, acc);
@@ -446,9 +449,9 @@ static bool case_check_list(case_check *check, const char *folder, const char *n
 /* ---- folders ---- */
 
 static bool case_is_model(const char *folder) {
-    char path[4096];
+    char path[4200];
     snprintf(path, sizeof path, "%s/expect.safetensors", folder);
-    return accel__file_exists(path);
+    return file_exists(path);
 }
 
 /* Checks the models in a folder's sub-folders, in the order of their names; true where there are any. */

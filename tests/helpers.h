@@ -167,6 +167,17 @@ HELPER bool same_parameters(accel_model *model, const float *expected) { /* bit 
     return same;
 }
 
+/* Two encoders of one context start with different weights: gives `to` those of `from`. */
+HELPER void copy_parameters(accel_model *to, accel_model *from) {
+    float *all = all_of(from, accel_read), *at = all;
+    for (int i = 0; i < accel_parameter_count(to); i++) {
+        accel_tensor parameter = accel_parameter_at(to, i);
+        accel_write(parameter, at, accel_count(parameter));
+        at += accel_count(parameter);
+    }
+    free(all);
+}
+
 /* Largest difference of two models' gradients, for each parameter relative to its largest gradient in `expected`, or to
    a hundredth of the largest of all where that is more (a key bias has the gradient zero in exact arithmetic). */
 HELPER double gradient_distance(accel_model *model, const float *actual, const float *expected) {

@@ -110,6 +110,8 @@ TEST(defaults) {
 /* ---- the network written out ---- */
 
 static accel_model *written_model; /* whose parameters `named` finds */
+/* Dropout with probability 1 is a factor of 0, which shows exactly where each kind of dropout is. */
+static float hidden_factor, attention_factor, classifier_factor;
 
 static accel_tensor named(const char *prefix, int layer, const char *suffix) {
     char name[128];
@@ -164,7 +166,7 @@ static accel_tensor written_embeddings(accel_t *acc, const accel_encoder_config 
     if (config->architecture == ACCEL_BERT)
         x = accel_add(x, accel_embedding(named(m->embeddings, -1, "token_type_embeddings.weight"),
                                          accel_from_ints(acc, shape, batch->token_types), -1));
-    return norm(x, m->embeddings, -1, "LayerNorm");
+    return accel_scale(norm(x, m->embeddings, -1, "LayerNorm"), hidden_factor);
 }
 
 /* The first token's row of each sequence -> logits. */
@@ -173,22 +175,27 @@ static accel_tensor written_head(accel_t *acc, const accel_encoder_config *confi
     accel_tensor first = accel_embedding(x, accel_from_ints(acc, accel_1d(batch->examples), batch->offsets), -1);
     if (config->architecture == ACCEL_BERT) first = accel_tanh(dense(first, "bert.pooler.", -1, "dense"));
     else first = accel_relu(dense(first, "", -1, "pre_classifier"));
-    return dense(first, "", -1, "classifier");
+    return dense(accel_scale(first, classifier_factor), "", -1, "classifier");
 }
 
 static accel_tensor written_encoder(accel_t *acc, accel_model *model, const accel_batch *batch) {
     const accel_encoder_config *config = accel_encoder_config_of(model);
     const module_names *m = &module_of[config->architecture];
     written_model = model;
+    hidden_factor = 1 - config->dropout, attention_factor = 1 - config->attention_dropout;
+    classifier_factor = 1 - config->classifier_dropout;
+    float after_attention = config->architecture == ACCEL_BERT ? hidden_factor : 1; /* DistilBERT has none there */
     accel_tensor x = written_embeddings(acc, config, batch);
     for (int layer = 0; layer < config->layers; layer++) {
         accel_tensor qkv[] = {dense(x, m->layer, layer, m->query), dense(x, m->layer, layer, m->key),
                               dense(x, m->layer, layer, m->value)};
         accel_tensor context = accel_attention(accel_concat(qkv, 3, 1), &(accel_attention_desc){
             .heads = config->heads, .sequences = batch->examples, .offsets = batch->offsets});
-        x = norm(accel_add(x, dense(context, m->layer, layer, m->out)), m->layer, layer, m->first_norm);
+        accel_tensor out = dense(accel_scale(context, attention_factor), m->layer, layer, m->out);
+        x = norm(accel_add(x, accel_scale(out, after_attention)), m->layer, layer, m->first_norm);
         accel_tensor wide = activate(dense(x, m->layer, layer, m->up), config->activation);
-        x = norm(accel_add(x, dense(wide, m->layer, layer, m->down)), m->layer, layer, m->second_norm);
+        accel_tensor down = accel_scale(dense(wide, m->layer, layer, m->down), hidden_factor);
+        x = norm(accel_add(x, down), m->layer, layer, m->second_norm);
     }
     return written_head(acc, config, x, batch);
 }
@@ -256,6 +263,15 @@ TEST(bert_equals_the_network_written_out) {
     check_written(config);
     config.activation = ACCEL_GELU_TANH, config.layers = 1, config.heads = 1, config.pad_token_id = 5;
     check_written(config);
+}
+
+TEST(dropout_is_where_transformers_has_it) {
+    for (int a = 0; a < 2; a++) {
+        accel_encoder_config config[3];
+        for (int kind = 0; kind < 3; kind++) config[kind] = small_encoder((accel_architecture)a);
+        config[0].dropout = config[1].attention_dropout = config[2].classifier_dropout = 1;
+        for (int kind = 0; kind < 3; kind++) check_written(config[kind]);
+    }
 }
 
 /* ---- what an encoder gives ---- */
@@ -378,6 +394,7 @@ TEST(evaluation_has_no_dropout) {
         accel_encoder_config config = small_encoder((accel_architecture)a),
                              dropping = dropping_encoder((accel_architecture)a);
         accel_model *plain = accel_encoder_create(acc, &config), *noisy = accel_encoder_create(acc, &dropping);
+        copy_parameters(noisy, plain);
         rows made = random_rows(5, 9, 2, 2);
         int32_t offsets[6];
         accel_batch batch = batch_of(&made, 0, 5, offsets);
@@ -409,6 +426,7 @@ TEST(each_dropout_does_something) {
         if (kind == 1) config.attention_dropout = 0.3f;
         if (kind == 2) config.classifier_dropout = 0.3f;
         accel_model *noisy = accel_encoder_create(acc, &config);
+        copy_parameters(noisy, plain);
         accel_optimizer *opt = accel_sgd(acc, noisy, NULL);
         accel_set_lr(opt, 0);
         rows made = random_rows(5, 9, 2, 2);

@@ -25,12 +25,30 @@ static void check_error(const char *what, int size, double error, double toleran
 
 typedef accel_tensor build_function(accel_t *acc, const accel_tensor *inputs, void *user);
 
-/* Checks the gradient of fn at inputs of these shapes, drawn from [low, high). */
-static void check_gradient(const char *what, build_function *fn, void *user, int count, const accel_shape *shapes,
-                           double low, double high) {
+enum { MOST_INPUTS = 4 };
+
+/* An operation used twice on the same operands, which are used a third time beside it: gradients add up, whichever comes first. */
+typedef struct reuse {
+    build_function *fn;
+    void *user;
+    int count;
+    bool intermediate; /* the operands are results themselves, not parameters */
+} reuse;
+
+static accel_tensor build_reuse(accel_t *acc, const accel_tensor *inputs, void *user) {
+    const reuse *r = user;
+    accel_tensor x[MOST_INPUTS], total = accel_full(acc, accel_0d(), 0);
+    for (int i = 0; i < r->count; i++) x[i] = r->intermediate ? accel_scale(inputs[i], 1) : inputs[i];
+    accel_tensor first = r->fn(acc, x, r->user), second = r->fn(acc, x, r->user);
+    for (int i = 0; i < r->count; i++) total = accel_add(total, accel_mean(accel_mul(x[i], x[i])));
+    return accel_add(total, accel_add(accel_mean(accel_mul(first, first)), accel_scale(accel_mean(second), 0.5f)));
+}
+
+static void check_gradient_once(const char *what, const char *how, build_function *fn, void *user, int count,
+                                const accel_shape *shapes, double low, double high) {
     accel_t *acc = context();
     accel_model *model = accel_model_create(acc, "inputs");
-    accel_tensor inputs[4];
+    accel_tensor inputs[MOST_INPUTS];
     for (int i = 0; i < count; i++) {
         char name[32];
         snprintf(name, sizeof name, "input.%d", i);
@@ -42,9 +60,18 @@ static void check_gradient(const char *what, build_function *fn, void *user, int
     float error = accel_gradient_check(acc, fn, inputs, count, user, NULL);
     if (!(error < 2e-3f) || accel_failed(acc)) {
         test_faults++;
-        printf("  gradient of %s: error %g %s\n", what, error, accel_message(acc));
+        printf("  gradient of %s%s: error %g %s\n", what, how, error, accel_message(acc));
     }
     accel_destroy(acc);
+}
+
+/* Checks the gradient of fn at inputs of these shapes, drawn from [low, high). */
+static void check_gradient(const char *what, build_function *fn, void *user, int count, const accel_shape *shapes,
+                           double low, double high) {
+    reuse again = {fn, user, count, false}, inside = {fn, user, count, true};
+    check_gradient_once(what, "", fn, user, count, shapes, low, high);
+    check_gradient_once(what, " used twice", build_reuse, &again, count, shapes, low, high);
+    check_gradient_once(what, " used twice on results", build_reuse, &inside, count, shapes, low, high);
 }
 
 /* ---- element by element ---- */

@@ -522,5 +522,5 @@ TEST(a_writer_after_a_failure_does_nothing) {
 }
 
 int main(int argc, char **argv) {
-    return test_main(argc, argv);
+    return lock_folder(FOLDER) ? test_main(argc, argv) : 1;
 }
