@@ -17,7 +17,6 @@ SANITIZE  := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sa
 TSAN      := -O1 -g -fsanitize=thread
 
 SOURCES := $(wildcard *.h */*.h)
-SOURCES += $(wildcard *.inc)
 
 EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
 CHECKS   := $(patsubst tests/%.c,build/%,$(wildcard tests/check_*.c))

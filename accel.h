@@ -161,10 +161,19 @@ typedef struct accel_allocator {
     void *user;
 } accel_allocator;
 
+/* What the operands of the large matrix products are rounded to. Everything else, sums and the weights themselves included,
+   is float32. */
+typedef enum accel_precision {
+    ACCEL_FP32,
+    ACCEL_BF16,         /* by the processor's instruction for it, or rounded and multiplied in float32 where it has none */
+    ACCEL_BF16_EMULATED /* the latter on every processor */
+} accel_precision;
+
 typedef struct accel_desc {
     int threads;                     /* 0: all cores this process may use                                  */
     uint64_t seed;                   /* of every random number; 0 is the default and a seed like any other */
     int accumulate;                  /* micro-batches per optimizer step; 0: 1                             */
+    accel_precision precision;
     bool no_device_placement;        /* true: accel_prepare leaves models where they are; use accel_to     */
     int max_skipped_steps;           /* steps in a row skipped for non-finite gradients before it is an error; 0: 5 */
     accel_allocator allocator;       /* zeroed: malloc, realloc, free                                      */
@@ -665,6 +674,13 @@ ACCEL_API uint64_t accel__mix(uint64_t a, uint64_t b);
 /* ---- the back-end table: what a device has to offer. Pointers are device memory, matrices are row-major, `add` means that results are
    added to what is there. A kernel cuts its work by shapes alone, so that its bits do not depend on the number of threads. ---- */
 
+/* Packed forms of a parameter that a back end keeps until its version changes: as B read transposed or not, or as it suits. */
+typedef struct accel_packed {
+    void *memory[2];
+    uint64_t packed[2]; /* version of each form; 0: none */
+    uint64_t version;   /* of the parameter, from 1 */
+} accel_packed;
+
 /* C[m, n] (+)= alpha op(A) op(B), for each of `batch` matrices `stride_*` elements apart. Then, unless add: bias[n] is added,
    the result goes to `before` where that is set, and C gets its activation. */
 typedef struct accel_gemm {
@@ -675,6 +691,8 @@ typedef struct accel_gemm {
     const float *a, *b, *bias;
     float *c, *before;
     accel_activation activation;
+    accel_precision precision;
+    accel_packed *keep;     /* B's, where it is a parameter; else NULL */
 } accel_gemm;
 
 /* Which elements dropout zeroes: feature j of row r, by the bits of (key, row key, j). */
@@ -885,6 +903,9 @@ typedef struct accel_backend {
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
 
 #define ACCEL__COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
 
@@ -965,6 +986,8 @@ struct accel__param {
     int gradient_state;      /* nothing, some rows, all elements */
     uint64_t round;          /* of the window that the state belongs to */
     int64_t steps;           /* taken with it: the count in Adam's bias correction */
+    accel_packed packed;     /* of the first of joined parameters: of all of them */
+    accel__param *joined;    /* the first one, where this is another */
     int32_t *touched;        /* ACCEL__ROWS: the rows with a gradient, in order of arrival */
     int32_t touched_count;
     bool *is_touched;        /* [rows] */
@@ -2202,9 +2225,14 @@ ACCEL_API float *accel__values(accel_tensor x) {
     return slot ? accel__data(slot) : NULL;
 }
 
-/* What was derived from the values of a parameter would be dropped here; the CPU back end derives nothing from them. */
+/* What a back end derived from the values of a parameter is out of date. */
+static void accel__param_changed(accel__param *param) {
+    (param->joined ? param->joined : param)->packed.version++;
+}
+
 ACCEL_API void accel__values_changed(accel_tensor x) {
-    (void)x;
+    accel__slot *slot = accel__find(x);
+    if (slot && slot->param) accel__param_changed(slot->param);
 }
 
 /* =============================================== >>backend ========================================================
@@ -2568,11 +2596,288 @@ static void accel__gemm_piece(void *argument, int piece) {
     accel__gemm_tile(g, piece);
 }
 
-static void accel__cpu_gemm(accel_t *acc, const accel_gemm *list, int count) {
+static void accel__gemm_fp32(accel_t *acc, const accel_gemm *list, int count) {
     accel__gemm_list args = {list, count};
     int pieces = 0;
     for (int i = 0; i < count; i++) pieces += accel__gemm_pieces(&list[i]);
     accel__run(acc, pieces, accel__gemm_piece, &args);
+}
+
+/* ---- matrix products with operands in bf16 ----
+   Both operands are packed as pairs of bf16 along k, which is what vdpbf16ps multiplies: A in panels of ACCEL__MR rows, B in panels of
+   ACCEL__NR columns; what is missing in the last panels is zero. The kernel keeps a tile of MR x NR sums in registers. */
+
+enum { ACCEL__MR = 6, ACCEL__NR = 64, ACCEL__BLOCK_ROWS = 16 * ACCEL__MR, ACCEL__BLOCK_COLUMNS = 12 * ACCEL__NR,
+       ACCEL__PAIRS_AT_ONCE = 1536 /* of k: a panel of B stays in the second-level cache */ };
+
+/* Round to nearest even, as the processor does; NaN stays NaN. */
+ACCEL__INLINE uint32_t accel__bf16(float x) {
+    uint32_t bits = accel__to_bits(x);
+    if (x != x) return (bits >> 16) | 0x40;
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+}
+
+static bool accel__has_bf16(void) {
+#ifdef ACCEL__X86
+    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+#else
+    return false;
+#endif
+}
+
+/* An operand seen as [lines, k]: element (i, k) lies at x[i * step + k * step_k], one of the steps being 1. */
+typedef struct accel__operand_matrix {
+    const float *x;
+    int64_t step, step_k;
+    int lines, k, panel; /* lines of a panel: MR or NR */
+    uint32_t *packed;    /* [panels][pairs][panel] */
+} accel__operand_matrix;
+
+static int accel__pairs(int k) {
+    return (k + 1) / 2;
+}
+
+static size_t accel__packed_bytes(int lines, int k, int panel) {
+    return (size_t)accel__pieces(lines, panel) * (size_t)accel__pairs(k) * (size_t)panel * sizeof(uint32_t);
+}
+
+#ifdef ACCEL__X86
+#define ACCEL__BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
+
+/* 16 floats as bf16 in the lower halves of 32-bit lanes. */
+ACCEL__BF16 ACCEL__INLINE __m512i accel__bf16_lanes(__m512 x) {
+    return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
+}
+
+/* 16 pairs of bf16 from 32 floats that lie in a row. */
+ACCEL__BF16 ACCEL__INLINE __m512i accel__bf16_row_pairs(const float *x) {
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
+}
+
+/* 16 lines x 16 pairs become 16 pairs x 16 lines: out[pair * stride + line]. */
+ACCEL__BF16 ACCEL__INLINE void accel__transpose_pairs(const __m512i *line, uint32_t *out, int64_t stride) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i += 2) { /* pairs of lines, then fours, eights, sixteens */
+        a[i] = _mm512_unpacklo_epi32(line[i], line[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32(line[i], line[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
+            b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
+        }
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 4; j++) {
+            a[i + j] = _mm512_shuffle_i32x4(b[i + j], b[i + j + 4], 0x88);
+            a[i + j + 4] = _mm512_shuffle_i32x4(b[i + j], b[i + j + 4], 0xDD);
+        }
+    for (int j = 0; j < 8; j++) {
+        b[j] = _mm512_shuffle_i32x4(a[j], a[j + 8], 0x88);
+        b[j + 8] = _mm512_shuffle_i32x4(a[j], a[j + 8], 0xDD);
+    }
+    for (int j = 0; j < 16; j++) _mm512_storeu_si512(out + j * stride, b[j]);
+}
+
+/* Pairs `begin` .. `end` of one panel, element by element: edges, and whatever has no faster way. */
+static void accel__pack_slow(const accel__operand_matrix *o, int first, int lines, int64_t begin, int64_t end, uint32_t *out) {
+    for (int64_t p = begin; p < end; p++)
+        for (int i = 0; i < o->panel; i++) {
+            const float *x = o->x + (first + i) * o->step + 2 * p * o->step_k;
+            uint32_t low = i < lines ? accel__bf16(*x) : 0;
+            uint32_t high = i < lines && 2 * p + 1 < o->k ? accel__bf16(x[o->step_k]) : 0;
+            out[p * o->panel + i] = low | high << 16;
+        }
+}
+
+/* k lies in a row of memory. */
+ACCEL__BF16 static void accel__pack_rows(const accel__operand_matrix *o, int first, uint32_t *out) {
+    int64_t pairs = o->k / 2 / 16 * 16;
+    for (int64_t p = 0; p < pairs; p += 16) {
+        const float *x = o->x + first * o->step + 2 * p;
+        if (o->panel == ACCEL__MR) {
+            uint32_t row[16];
+            for (int i = 0; i < ACCEL__MR; i++) {
+                _mm512_storeu_si512(row, accel__bf16_row_pairs(x + i * o->step));
+                for (int j = 0; j < 16; j++) out[(p + j) * ACCEL__MR + i] = row[j];
+            }
+        } else
+            for (int block = 0; block < ACCEL__NR; block += 16) {
+                __m512i line[16];
+                for (int i = 0; i < 16; i++) line[i] = accel__bf16_row_pairs(x + (block + i) * o->step);
+                accel__transpose_pairs(line, out + p * ACCEL__NR + block, ACCEL__NR);
+            }
+    }
+    accel__pack_slow(o, first, o->panel, pairs, accel__pairs(o->k), out);
+}
+
+/* The lines lie side by side in memory: rows 2p and 2p + 1 are interleaved. */
+ACCEL__BF16 static void accel__pack_columns(const accel__operand_matrix *o, int first, uint32_t *out) {
+    for (int64_t p = 0; p < o->k / 2; p++) {
+        const float *x = o->x + first + 2 * p * o->step_k, *y = x + o->step_k;
+        __mmask16 mask = o->panel == ACCEL__MR ? (1 << ACCEL__MR) - 1 : 0xFFFF;
+        for (int block = 0; block < o->panel; block += 16) {
+            __m512i low = accel__bf16_lanes(_mm512_maskz_loadu_ps(mask, x + block));
+            __m512i high = accel__bf16_lanes(_mm512_maskz_loadu_ps(mask, y + block));
+            _mm512_mask_storeu_epi32(out + p * o->panel + block, mask, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+        }
+    }
+    accel__pack_slow(o, first, o->panel, o->k / 2, accel__pairs(o->k), out);
+}
+
+static void accel__pack_piece(void *argument, int piece) {
+    const accel__operand_matrix *o = (const accel__operand_matrix *)argument;
+    int first = piece * o->panel, lines = o->lines - first < o->panel ? o->lines - first : o->panel;
+    uint32_t *out = o->packed + (int64_t)piece * accel__pairs(o->k) * o->panel;
+    if (lines < o->panel) accel__pack_slow(o, first, lines, 0, accel__pairs(o->k), out);
+    else if (o->step_k == 1) accel__pack_rows(o, first, out);
+    else accel__pack_columns(o, first, out);
+}
+
+/* C[MR, NR] (+)= sum over `pairs` of a's and b's products. */
+ACCEL__BF16 ACCEL__INLINE void accel__bf16_tile(int pairs, const uint32_t *a, const uint32_t *b, float *c, int64_t ldc, bool add) {
+    __m512 sum[ACCEL__MR][4];
+    for (int i = 0; i < ACCEL__MR; i++)
+        for (int j = 0; j < 4; j++) sum[i][j] = add ? _mm512_loadu_ps(c + i * ldc + 16 * j) : _mm512_setzero_ps();
+    for (int p = 0; p < pairs; p++, a += ACCEL__MR, b += ACCEL__NR) {
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
+        __m512bh b2 = (__m512bh)_mm512_loadu_si512(b + 32), b3 = (__m512bh)_mm512_loadu_si512(b + 48);
+#pragma GCC unroll 6
+        for (int i = 0; i < ACCEL__MR; i++) {
+            __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[i]);
+            sum[i][0] = _mm512_dpbf16_ps(sum[i][0], x, b0);
+            sum[i][1] = _mm512_dpbf16_ps(sum[i][1], x, b1);
+            sum[i][2] = _mm512_dpbf16_ps(sum[i][2], x, b2);
+            sum[i][3] = _mm512_dpbf16_ps(sum[i][3], x, b3);
+        }
+    }
+    for (int i = 0; i < ACCEL__MR; i++)
+        for (int j = 0; j < 4; j++) _mm512_storeu_ps(c + i * ldc + 16 * j, sum[i][j]);
+}
+
+typedef struct accel__bf16_product {
+    const accel_gemm *gemm;
+    const uint32_t *a, *b;
+} accel__bf16_product;
+
+/* A tile at the edge goes through a whole one on the stack. */
+ACCEL__BF16 static void accel__bf16_edge(int pairs, const uint32_t *a, const uint32_t *b, float *c, int64_t ldc, bool add, int rows,
+                                         int columns) {
+    float whole[ACCEL__MR * ACCEL__NR];
+    accel__bf16_tile(pairs, a, b, whole, ACCEL__NR, false);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++) accel__put(&c[i * ldc + j], whole[i * ACCEL__NR + j], add);
+}
+
+/* A block of C: its panels of B one after the other, each against all the block's panels of A. */
+ACCEL__BF16 static void accel__bf16_piece(void *argument, int piece) {
+    const accel__bf16_product *product = (const accel__bf16_product *)argument;
+    const accel_gemm *g = product->gemm;
+    int across = accel__pieces(g->n, ACCEL__BLOCK_COLUMNS), pairs = accel__pairs(g->k);
+    accel__range row = accel__range_of(g->m, ACCEL__BLOCK_ROWS, piece / across);
+    accel__range column = accel__range_of(g->n, ACCEL__BLOCK_COLUMNS, piece % across);
+    for (int p = 0; p < pairs; p += ACCEL__PAIRS_AT_ONCE) {
+        int count = pairs - p < ACCEL__PAIRS_AT_ONCE ? pairs - p : ACCEL__PAIRS_AT_ONCE;
+        bool add = g->add || p > 0;
+        for (int64_t n = column.begin; n < column.end; n += ACCEL__NR)
+            for (int64_t m = row.begin; m < row.end; m += ACCEL__MR) {
+                const uint32_t *a = product->a + m * pairs + (int64_t)p * ACCEL__MR, *b = product->b + n * pairs + (int64_t)p * ACCEL__NR;
+                float *c = g->c + m * g->ldc + n;
+                int rows = (int)(row.end - m), columns = (int)(column.end - n);
+                if (rows >= ACCEL__MR && columns >= ACCEL__NR) accel__bf16_tile(count, a, b, c, g->ldc, add);
+                else accel__bf16_edge(count, a, b, c, g->ldc, add, rows < ACCEL__MR ? rows : ACCEL__MR, columns < ACCEL__NR ? columns : ACCEL__NR);
+            }
+    }
+    if (!g->add)
+        accel__gemm_epilogue(g, row.begin * g->ldc + column.begin, (int)column.begin, (int)(row.end - row.begin),
+                             (int)(column.end - column.begin));
+}
+
+static accel__operand_matrix accel__operand_a(const accel_gemm *g) {
+    return (accel__operand_matrix){g->a, g->transpose_a ? 1 : g->lda, g->transpose_a ? g->lda : 1, g->m, g->k, ACCEL__MR, NULL};
+}
+
+static accel__operand_matrix accel__operand_b(const accel_gemm *g) {
+    return (accel__operand_matrix){g->b, g->transpose_b ? g->ldb : 1, g->transpose_b ? 1 : g->ldb, g->n, g->k, ACCEL__NR, NULL};
+}
+
+/* The packed operand: a new block, or what a parameter keeps (then *block is NULL). NULL where memory is lacking. */
+static uint32_t *accel__pack(accel_t *acc, accel__operand_matrix o, accel_packed *keep, int form, accel__block **block) {
+    size_t bytes = accel__packed_bytes(o.lines, o.k, o.panel);
+    *block = NULL;
+    if (!keep) {
+        *block = accel__block_new(acc, bytes);
+        o.packed = *block ? (uint32_t *)(void *)(*block)->base : NULL;
+    } else {
+        if (!keep->memory[form]) keep->memory[form] = accel__alloc(acc, bytes);
+        o.packed = (uint32_t *)keep->memory[form];
+        if (keep->packed[form] == keep->version) return o.packed;
+        keep->packed[form] = keep->version;
+    }
+    if (o.packed) accel__run(acc, accel__pieces(o.lines, o.panel), accel__pack_piece, &o);
+    return o.packed;
+}
+
+static void accel__gemm_bf16(accel_t *acc, const accel_gemm *g) {
+    accel__block *blocks[2];
+    accel__bf16_product product = {g, accel__pack(acc, accel__operand_a(g), NULL, 0, &blocks[0]),
+                                   accel__pack(acc, accel__operand_b(g), g->keep, g->transpose_b, &blocks[1])};
+    int pieces = accel__pieces(g->m, ACCEL__BLOCK_ROWS) * accel__pieces(g->n, ACCEL__BLOCK_COLUMNS);
+    if (product.a && product.b) accel__run(acc, pieces, accel__bf16_piece, &product);
+    accel__block_release(acc, blocks[0]);
+    accel__block_release(acc, blocks[1]);
+}
+#endif
+
+typedef struct accel__rounding {
+    const float *x;
+    float *out;
+    int64_t rows, width, stride;
+} accel__rounding;
+
+ACCEL__INLINE void accel__rounding_piece_body(const accel__rounding *a, int piece) {
+    accel__range r = accel__range_of(a->rows, ACCEL__ROWS_AT_ONCE, piece);
+    for (int64_t i = r.begin; i < r.end; i++)
+        for (int64_t j = 0; j < a->width; j++)
+            a->out[i * a->width + j] = accel__from_bits(accel__bf16(a->x[i * a->stride + j]) << 16);
+}
+ACCEL__KERNEL(accel__rounding_piece, accel__rounding)
+
+/* A copy of a matrix with its elements rounded to bf16. */
+static accel__block *accel__rounded(accel_t *acc, const float *x, int64_t rows, int64_t width, int64_t stride) {
+    accel__block *block = accel__block_new(acc, (size_t)(rows * width) * sizeof(float));
+    if (!block) return NULL;
+    accel__rounding args = {x, accel__floats(block), rows, width, stride};
+    accel__run(acc, accel__pieces(rows, ACCEL__ROWS_AT_ONCE), accel__rounding_piece, &args);
+    return block;
+}
+
+static void accel__gemm_rounded(accel_t *acc, const accel_gemm *g) {
+    accel_gemm rounded = *g;
+    rounded.lda = g->transpose_a ? g->m : g->k;
+    rounded.ldb = g->transpose_b ? g->k : g->n;
+    accel__block *a = accel__rounded(acc, g->a, g->transpose_a ? g->k : g->m, rounded.lda, g->lda);
+    accel__block *b = accel__rounded(acc, g->b, g->transpose_b ? g->n : g->k, rounded.ldb, g->ldb);
+    rounded.a = accel__floats(a);
+    rounded.b = accel__floats(b);
+    if (a && b) accel__gemm_fp32(acc, &rounded, 1);
+    accel__block_release(acc, a);
+    accel__block_release(acc, b);
+}
+
+static void accel__cpu_gemm(accel_t *acc, const accel_gemm *list, int count) {
+    if (count < 1 || list[0].precision == ACCEL_FP32) {
+        accel__gemm_fp32(acc, list, count);
+        return;
+    }
+    for (int i = 0; i < count; i++) {
+#ifdef ACCEL__X86
+        if (list[i].precision == ACCEL_BF16 && accel__has_bf16()) {
+            accel__gemm_bf16(acc, &list[i]);
+            continue;
+        }
+#endif
+        accel__gemm_rounded(acc, &list[i]);
+    }
 }
 
 /* ---- element by element, two operands ---- */
@@ -4048,17 +4353,20 @@ static void accel__linear_backward(accel_t *acc, accel__node *node) {
     if (!before) return;
     const float *du = accel__floats(before);
     accel_gemm gemm[1 + ACCEL__PARTS];
+    accel__slot *weight = node->input[1];
     int count = 0, part = l->out / l->parts;
     accel__target dx = accel__gradient_of(acc, node->input[0]);
-    if (dx.at)
-        gemm[count++] = accel__gemm_of(false, false, l->rows, l->in, l->out, du, l->out, accel__data(node->input[1]), l->in,
-                                       dx.at, dx.add);
+    if (dx.at) {
+        gemm[count] = accel__gemm_of(false, false, l->rows, l->in, l->out, du, l->out, accel__data(weight), l->in, dx.at, dx.add);
+        gemm[count++].keep = weight->param ? &weight->param->packed : NULL;
+    }
     for (int i = 0; i < l->parts; i++) {
         accel__target dw = accel__gradient_of(acc, node->input[1 + i]);
         if (dw.at)
             gemm[count++] = accel__gemm_of(true, false, part, l->in, l->rows, du + i * part, l->out,
                                            accel__data(node->input[0]), l->in, dw.at, dw.add);
     }
+    for (int i = 0; i < count; i++) gemm[i].precision = acc->desc.precision;
     acc->backend->gemm(acc, gemm, count);
     for (int i = 0; i < l->parts; i++) {
         accel__target db = accel__gradient_of(acc, node->input[1 + l->parts + i]);
@@ -4088,6 +4396,8 @@ static accel__slot *accel__linear(accel_t *acc, accel__slot *const *input, int p
     }
     gemm.bias = input[1 + parts] ? accel__data(input[1 + parts]) : NULL;
     gemm.activation = activation;
+    gemm.precision = acc->desc.precision;
+    gemm.keep = input[1]->param ? &input[1]->param->packed : NULL;
     if (acc->code == ACCEL_OK) acc->backend->gemm(acc, &gemm, 1);
     return y;
 }
@@ -4574,6 +4884,8 @@ static void accel__param_destroy(accel_t *acc, accel__param *param) {
     if (param->slot) accel__slot_free(acc, param->slot);
     if (param->storage) acc->backend->release(acc, param->storage);
     if (param->gradient) acc->backend->release(acc, param->gradient);
+    for (int i = 0; i < ACCEL__COUNT(param->packed.memory); i++)
+        if (param->packed.memory[i]) acc->backend->release(acc, param->packed.memory[i]);
     for (int i = 0; i < ACCEL__COUNT(param->moment); i++)
         if (param->moment[i]) acc->backend->release(acc, param->moment[i]);
     accel__free(acc, param->touched);
@@ -4635,6 +4947,7 @@ static accel__param *accel__param_add(accel_model *model, const char *name, acce
         param->name = accel__strdup(acc, name);
         if (param->name && accel__push(acc, model->params, param)) {
             param->storage = storage;
+            param->packed.version = 1;
             return param;
         }
     }
@@ -4665,6 +4978,7 @@ static bool accel__params_joined(accel_model *model, const char *const *names, i
             return false;
         }
         slots[i] = param->slot;
+        if (i) param->joined = slots[0]->param;
     }
     return storage != NULL;
 }
@@ -4703,12 +5017,14 @@ static void accel__param_random(accel__param *param, double scale, bool normal) 
     accel__init args = {values, slot->count, key, scale, normal};
     accel__parallel(acc, accel__pieces(slot->count, ACCEL__ELEMENTS), accel__init_piece, &args);
     acc->backend->upload(acc, slot->data, values, accel__param_bytes(param));
+    accel__param_changed(param);
     accel__free(acc, values);
 }
 
 static void accel__param_fill(accel__slot *slot, float value) {
     accel_t *acc = slot->param->model->object.acc;
     acc->backend->fill(acc, accel__data(slot), slot->count, value);
+    accel__param_changed(slot->param);
 }
 
 static accel_tensor accel__parameter(accel_model *model, const char *name, accel_shape shape, float scale, bool normal) {
@@ -5814,7 +6130,7 @@ ACCEL_API bool accel_step(accel_optimizer *opt) {
     for (size_t i = 0; i < accel__length(opt->params); i++)
         if (accel__param_steps(opt->params[i])) {
             opt->params[i]->steps++;
-            accel__values_changed(accel__handle(acc, opt->params[i]->slot));
+            accel__param_changed(opt->params[i]);
         }
     opt->steps++;
     opt->skipped_in_row = 0;
@@ -6249,6 +6565,8 @@ static bool accel__desc_check(accel_t *acc) {
     const accel_desc *d = &acc->desc;
     if (d->threads < 0 || d->threads > 1024)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: threads is %d, expected 0 (all cores) to 1024", d->threads);
+    if ((int)d->precision < 0 || d->precision > ACCEL_BF16_EMULATED)
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: unknown precision %d", (int)d->precision);
     if (d->accumulate < 0) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: accumulate is %d, expected 1 or more", d->accumulate);
     if (d->max_skipped_steps < 0)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: max_skipped_steps is %d, expected 1 or more", d->max_skipped_steps);

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What the headers leave in a program that includes them: warnings, names, macros; and that they get along with others.
-# Runs from the repository's root with every compiler of gcc and clang that is there.
+# Runs from the repository's root with gcc and clang where they are there, or with those that COMPILERS names.
 work=build/tmp/headers
 rm -rf "$work"
 mkdir -p "$work"
@@ -162,7 +162,7 @@ no_accel_undefined() { # weak ones, by which a companion registers itself, are a
 
 # ---- the checks ----
 
-for CC in gcc clang; do
+for CC in ${COMPILERS:-gcc clang}; do
     if ! command -v $CC > /dev/null; then
         skip "$CC: not installed"
         continue

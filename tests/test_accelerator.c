@@ -1,8 +1,8 @@
 /* Accumulation windows, prepare, metrics. The rule under test: whatever a step's examples are cut into, the gradient is
    that of the whole batch.
 
-   Only the order of float32 sums differs: single elements by up to 1e-6 of their parameter's largest gradient, measured. A wrong
-   weight would be off by 1e-2 at least. */
+   Only the order of float32 sums differs: single elements by up to 1e-6 of their parameter's largest gradient,
+   measured. A wrong weight would be off by 1e-2 at least. */
 #define ACCEL_IMPLEMENTATION
 #include "accel.h"
 #include "test.h"
@@ -138,6 +138,25 @@ TEST(micro_batches_of_unequal_size_by_hand) {
     CHECK(gradient_distance(model, grads[1], grads[0]) < TOLERANCE);
     free(grads[0]), free(grads[1]), free_rows(&made);
     accel_destroy(contexts[0]), accel_destroy(contexts[1]);
+}
+
+/* The same for a dropout of one's own, and for random numbers: axis 0 counts the step's examples. */
+TEST(masks_and_random_rows_follow_the_example) {
+    accel_t *acc = context_of((accel_desc){.threads = 2, .accumulate = 3}, NULL);
+    accel_tensor ones = accel_keep(accel_full(acc, accel_2d(9, 7), 1)), w = accel_full(acc, accel_0d(), 1);
+    accel_tensor mask = accel_keep(accel_dropout(ones, 0.5f)), noise = accel_keep(accel_randn(acc, accel_2d(9, 7)));
+    accel_set_requires_grad(accel_keep(w), true);
+    int cuts[] = {0, 2, 7, 9};
+    for (int i = 0; i < 3; i++) {
+        accel_begin(acc);
+        accel_tensor part = accel_slice(ones, 0, cuts[i], cuts[i + 1]);
+        CHECK(same_values(accel_dropout(part, 0.5f), accel_slice(mask, 0, cuts[i], cuts[i + 1])));
+        CHECK(same_values(accel_randn(acc, accel_shape_of(part)), accel_slice(noise, 0, cuts[i], cuts[i + 1])));
+        accel_backward(acc, accel_sum(accel_mul(part, w)));
+    }
+    CHECK(accel_sync_gradients(acc));
+    CHECK_FINE(acc);
+    accel_destroy(acc);
 }
 
 /* ---- windows ---- */

@@ -136,7 +136,8 @@ TEST(loaders_that_are_refused) {
           NULL); /* no batch at all */
     CHECK(accel_failed(acc));
     accel_clear(acc);
-    CHECK(accel_loader_create(acc, data, &(accel_loader_desc){.drop_last = true}) == NULL); /* 8 by default, there are 5 */
+    CHECK(accel_loader_create(acc, data, &(accel_loader_desc){.drop_last = true}) ==
+          NULL); /* 8 by default, there are 5 */
     CHECK(accel_failed(acc));
     accel_clear(acc);
     CHECK(accel_loader_create(acc, NULL, NULL) == NULL);

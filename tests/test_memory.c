@@ -43,8 +43,9 @@ typedef struct training {
     accel_schedule *schedule;
 } training;
 
-static training training_of(accel_t *acc, int rows) {
+static training training_of(accel_t *acc, int layers, int rows) {
     accel_encoder_config config = dropping_encoder(ACCEL_BERT);
+    config.layers = layers;
     training t = {.model = accel_encoder_create(acc, &config)};
     t.opt = accel_adam(acc, t.model, &(accel_adam_desc){.amsgrad = true});
     accel_data *data = small_data(acc, rows, 20, 3);
@@ -80,7 +81,7 @@ static void evaluate(accel_t *acc, training *t) {
 TEST(a_training_step_allocates_nothing_after_the_first_epoch) {
     heap h = {0};
     accel_t *acc = counted_context(&h, 2);
-    training t = training_of(acc, 43); /* a last batch of 3, lengths 2 to 20 */
+    training t = training_of(acc, 2, 43); /* a last batch of 3, lengths 2 to 20 */
     train_epoch(acc, &t), evaluate(acc, &t);
     uint64_t calls = accel_memory_used(acc).calls;
     int64_t hook_calls = h.calls;
@@ -131,7 +132,7 @@ TEST(a_loop_without_a_loader_allocates_nothing_either) {
 TEST(the_context_counts_its_memory) {
     heap h = {0};
     accel_t *acc = counted_context(&h, 2);
-    training t = training_of(acc, 20);
+    training t = training_of(acc, 2, 20);
     train_epoch(acc, &t);
     accel_memory used = accel_memory_used(acc);
     CHECK(used.calls + 1 == (uint64_t)h.calls); /* all but the one for the context itself */
@@ -144,7 +145,7 @@ TEST(a_hundred_contexts_leak_nothing) {
     heap h = {0};
     for (int i = 0; i < 100; i++) {
         accel_t *acc = counted_context(&h, 1 + i % 3);
-        training t = training_of(acc, 7);
+        training t = training_of(acc, 1, 7);
         if (i % 2) train_epoch(acc, &t);
         else { /* torn down in mid-epoch, with a graph, in evaluation */
             accel_batch batch;
@@ -188,7 +189,7 @@ TEST(a_hundred_models_loaders_and_evaluations_in_one_context_do_not_pile_up) {
 static void run_under(heap *h) {
     accel_t *acc = counted_context(h, 2);
     if (!acc) return;
-    training t = training_of(acc, 12);
+    training t = training_of(acc, 1, 7);
     train_epoch(acc, &t);
     evaluate(acc, &t);
     accel_metrics *metrics = accel_metrics_create(acc, 2);
@@ -229,7 +230,7 @@ TEST(memory_that_stays_exhausted_is_an_error_without_a_leak) {
 TEST(a_context_recovers_from_a_refused_allocation) {
     heap h = {0};
     accel_t *acc = counted_context(&h, 2);
-    training t = training_of(acc, 12);
+    training t = training_of(acc, 2, 12);
     h.fail_at = h.calls + 1, h.lasting = true;
     accel_begin(acc);
     CHECK(!accel_valid(accel_full(acc, accel_2d(1000, 2000), 1)));
@@ -248,7 +249,7 @@ TEST(a_context_recovers_from_a_refused_allocation) {
 
 TEST(objects_in_use_are_not_freed) {
     accel_t *acc = context();
-    training t = training_of(acc, 5);
+    training t = training_of(acc, 1, 5);
     accel_free(t.model);
     CHECK_ERROR(acc, ACCEL_BAD_STATE, "use");
     accel_free(t.opt);
@@ -294,7 +295,7 @@ TEST(handles_of_a_freed_model_are_stale) {
 
 TEST(batches_of_a_freed_loader_end) {
     accel_t *acc = context();
-    training t = training_of(acc, 12);
+    training t = training_of(acc, 2, 12);
     accel_batch batch;
     accel_next(t.loader, &batch);
     accel_backward(acc, accel_forward(t.model, &batch).loss);

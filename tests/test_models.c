@@ -249,6 +249,11 @@ TEST(devices) {
     CHECK_TEXT(accel_message(acc), "abacus");
     CHECK(accel_failed(acc));
     accel_destroy(acc);
+    acc = context_of((accel_desc){.no_device_placement = true}, NULL);
+    model = accel_model_create(acc, "m");
+    CHECK(accel_prepare(acc, model) && accel_to(model, "cpu"));
+    CHECK_FINE(acc);
+    accel_destroy(acc);
 }
 
 int main(int argc, char **argv) {
