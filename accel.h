@@ -164,9 +164,9 @@ typedef struct accel_allocator {
 /* What the operands of the large matrix products are rounded to. Everything else, sums and the weights themselves included,
    is float32. */
 typedef enum accel_precision {
-    ACCEL_FP32,
-    ACCEL_BF16,         /* by the processor's instruction for it, or rounded and multiplied in float32 where it has none */
-    ACCEL_BF16_EMULATED /* the latter on every processor */
+    ACCEL_PRECISION_FP32,
+    ACCEL_PRECISION_BF16,         /* by the processor's instruction for it, or rounded and multiplied in float32 where it has none */
+    ACCEL_PRECISION_EMULATED /* the latter on every processor */
 } accel_precision;
 
 typedef struct accel_desc {
@@ -2865,13 +2865,13 @@ static void accel__gemm_rounded(accel_t *acc, const accel_gemm *g) {
 }
 
 static void accel__cpu_gemm(accel_t *acc, const accel_gemm *list, int count) {
-    if (count < 1 || list[0].precision == ACCEL_FP32) {
+    if (count < 1 || list[0].precision == ACCEL_PRECISION_FP32) {
         accel__gemm_fp32(acc, list, count);
         return;
     }
     for (int i = 0; i < count; i++) {
 #ifdef ACCEL__X86
-        if (list[i].precision == ACCEL_BF16 && accel__has_bf16()) {
+        if (list[i].precision == ACCEL_PRECISION_BF16 && accel__has_bf16()) {
             accel__gemm_bf16(acc, &list[i]);
             continue;
         }
@@ -6565,7 +6565,7 @@ static bool accel__desc_check(accel_t *acc) {
     const accel_desc *d = &acc->desc;
     if (d->threads < 0 || d->threads > 1024)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: threads is %d, expected 0 (all cores) to 1024", d->threads);
-    if ((int)d->precision < 0 || d->precision > ACCEL_BF16_EMULATED)
+    if ((int)d->precision < 0 || d->precision > ACCEL_PRECISION_EMULATED)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: unknown precision %d", (int)d->precision);
     if (d->accumulate < 0) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: accumulate is %d, expected 1 or more", d->accumulate);
     if (d->max_skipped_steps < 0)

@@ -186,7 +186,9 @@ ACCEL_API accel_data *accel_encode_table(const accel_tokenizer *tokenizer, const
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <limits.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -194,6 +196,7 @@ ACCEL_API accel_data *accel_encode_table(const accel_tokenizer *tokenizer, const
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <utf8proc.h>
 
 #define ACCEL__PATH_SIZE 4096
 
@@ -1924,7 +1927,6 @@ ACCEL_API bool accel_save_pretrained(const accel_model *model, const accel_token
    (0.23) about all 1.1 million code points (tests/make_unicode_tables.py). utf8proc gives decompositions and lower
    case. An entry is a range: first code point << 8 | number of further ones. */
 
-#include <utf8proc.h>
 
 static const uint32_t accel__punctuation[] = {
     0x00210e, 0x003a06, 0x005b05, 0x007b03, 0x00a100, 0x00a700, 0x00ab00, 0x00b601, 0x00bb00, 0x00bf00,
@@ -3463,9 +3465,6 @@ ACCEL_API accel_tokenizer *accel_tokenizer_train(accel_t *acc, const char *const
 /* =============================================== >>io-tables ======================================================
    A table is its file in memory, cut in place: every cell points into the text, ends with a NUL and is valid UTF-8. */
 
-#include <float.h>
-#include <math.h>
-#include <utf8proc.h>
 
 /* The distinct labels of one column, made when first asked for. */
 typedef struct accel__labels {

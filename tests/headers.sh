@@ -119,7 +119,7 @@ macros() { # names that a preprocessed file defines
 }
 
 system_headers() { # those that the headers include, without stb_ds
-    sed -n 's/^ *# *include *\(<[^>]*>\).*/#include \1/p' accel.h accel_io.h $(ls ./*.inc 2> /dev/null) | grep -v stb_ds | sort -u
+    sed -n 's/^ *# *include *\(<[^>]*>\).*/#include \1/p' accel.h accel_io.h | grep -v stb_ds | sort -u
 }
 
 new_macros() { # SOURCE SYSTEM: what the first file defines beyond the second, but for accel's own

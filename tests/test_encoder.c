@@ -543,6 +543,24 @@ TEST(initial_weights) {
     accel_destroy(acc);
 }
 
+TEST(parameters_can_be_reset_by_name) {
+    accel_t *acc = context();
+    accel_encoder_config config = small_encoder(ACCEL_DISTILBERT);
+    accel_model *model = accel_encoder_create(acc, &config);
+    float *fresh = all_of(model, accel_read), ones[D * D];
+    for (int i = 0; i < D * D; i++) ones[i] = 1;
+    accel_tensor head = accel_parameter_find(model, "pre_classifier.weight");
+    accel_tensor body = accel_parameter_find(model, "distilbert.transformer.layer.0.attention.q_lin.weight");
+    CHECK(accel_write(head, ones, D * D) && accel_write(body, ones, D * D));
+    CHECK(accel_encoder_reset(model, "pre_classifier*,classifier*") == 4);
+    CHECK(!same_parameters(model, fresh) && accel_item(accel_mean(body)) == 1 && accel_item(accel_mean(head)) != 1);
+    CHECK(accel_encoder_reset(model, "*") == accel_parameter_count(model) && same_parameters(model, fresh));
+    CHECK(accel_encoder_reset(model, "no.such") == 0);
+    free(fresh);
+    CHECK_FINE(acc);
+    accel_destroy(acc);
+}
+
 TEST(the_same_seed_gives_the_same_encoder) {
     accel_t *acc = context(), *other = context_of((accel_desc){.threads = 1}, NULL),
             *seeded = context_of((accel_desc){.seed = 3}, NULL);

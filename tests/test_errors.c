@@ -92,6 +92,7 @@ static void call_everything(accel_t *acc) {
           !accel_label_name(NULL, 0));
     accel_model_zero_grad(NULL), accel_model_name(NULL), accel_set_dropout(NULL, 0.1f), accel_set_loss(NULL, NULL);
     CHECK(accel_encoder_config_of(NULL) == NULL && !accel_to(NULL, "cpu"));
+    CHECK(accel_encoder_reset(NULL, "*") == 0);
     accel_output out = accel_forward(NULL, NULL);
     CHECK(!accel_valid(out.loss) && !accel_valid(out.logits) && out.hidden_count == 0);
     accel_forward(NULL, &batch);
