@@ -52,20 +52,21 @@
    MEMORY belongs to the context; accel_destroy frees all of it, accel_free one object. A tensor is a small value
    (a handle), passed and returned by copy. Results of operations live until their SCOPE ends: at the next
    accel_next of a loader, or at accel_begin in a loop without one. Between accel_eval_begin and accel_eval_end a second
-   scope is in force and neither graph nor dropout exist. accel_keep lifts a tensor out of its scope. Using a handle after its
-   scope ended is an error with a message, not a crash. After its first steps a training step calls the allocator
-   no more. Data is read and written with accel_read, accel_write and accel_item: it may lie on a device.
+   scope is in force and neither graph nor dropout exist. accel_keep lifts a tensor out of its scope. Using a handle
+   after its scope ended is an error with a message, not a crash. After its first steps a training step calls the
+   allocator no more. Data is read and written with accel_read, accel_write and accel_item: it may lie on a device.
 
    GRADIENTS ARE POOLED BY WEIGHT. accel_backward adds w times the gradient, where w belongs to the micro-batch: the
    divisor of its first loss (number of labels, sum of class weights, number of elements), 1 where there is no
-   loss function, or what accel_set_weight says. Clipping and accel_step divide once by the sum of w. So accumulation, uneven
-   batches and a short last window give exactly the gradient of the pooled batch. accel_grad shows the divided one.
+   loss function, or what accel_set_weight says. Clipping and accel_step divide once by the sum of w. So accumulation,
+   uneven batches and a short last window give exactly the gradient of the pooled batch. accel_grad shows the divided
+   one.
 
    RANDOM NUMBERS ARE COUNTED. Each is a function of (seed, name of the place, step, example in the step's batch,
-   position, feature), never of a thread or of memory order. THREADS: every operation is cut into pieces that depend on shapes
-   only, so 1, 2, 3 or 8 threads give the same bits. A context is used by one thread at a time; several contexts may be
-   used side by side. While a context lives, OpenBLAS is set to one thread per call (the workers are ours); the last
-   context that is destroyed restores the former number. */
+   position, feature), never of a thread or of memory order. THREADS: every operation is cut into pieces that depend on
+   shapes only, so 1, 2, 3 or 8 threads give the same bits. A context is used by one thread at a time; several contexts
+   may be used side by side. While a context lives, OpenBLAS is set to one thread per call (the workers are ours); the
+   last context that is destroyed restores the former number. */
 #ifndef ACCEL_H
 #define ACCEL_H
 
@@ -154,18 +155,19 @@ typedef struct accel_shape {
 
 typedef enum accel_type { ACCEL_FLOAT32, ACCEL_INT32 } accel_type;
 
-/* One function for all of malloc, realloc and free: bytes == 0 frees; NULL means no memory. It may be called from the thread
-   that uses the context only. */
+/* One function for all of malloc, realloc and free: bytes == 0 frees; NULL means no memory. It may be called from the
+   thread that uses the context only. */
 typedef struct accel_allocator {
     void *(*reallocate)(void *user, void *pointer, size_t bytes);
     void *user;
 } accel_allocator;
 
-/* What the operands of the large matrix products are rounded to. Everything else, sums and the weights themselves included,
-   is float32. */
+/* What the operands of the large matrix products are rounded to. Everything else, sums and the weights themselves
+   included, is float32. */
 typedef enum accel_precision {
     ACCEL_PRECISION_FP32,
-    ACCEL_PRECISION_BF16,         /* by the processor's instruction for it, or rounded and multiplied in float32 where it has none */
+    ACCEL_PRECISION_BF16,    /* by the processor's instruction for it, or rounded and multiplied in float32 where it has
+                                none */
     ACCEL_PRECISION_EMULATED /* the latter on every processor */
 } accel_precision;
 
@@ -218,16 +220,17 @@ typedef struct accel_encoder_config {
     int vocab_size, max_positions, type_vocab_size;    /* 30522, 512, BERT 2 / DistilBERT 0 */
     int dim, layers, heads, hidden_dim;                /* 768, 6 / 12, 12, 3072             */
     int num_labels;                                    /* 2                                 */
-    int pad_token_id;                                  /* 0: the row of the word embeddings without gradient; -1: none */
+    int pad_token_id; /* 0: the row of the word embeddings without gradient; -1: none */
     accel_activation activation;                       /* ACCEL_GELU, _GELU_TANH or _RELU   */
-    bool sinusoidal_positions;                         /* DistilBERT: only their initial values; they train like others */
+    bool sinusoidal_positions; /* DistilBERT: only their initial values; they train like others */
     float dropout, attention_dropout, classifier_dropout; /* 0.1, 0.1, DistilBERT 0.2 / BERT 0.1 */
     float layer_norm_eps;                              /* 1e-12 */
     float initializer_range;                           /* 0.02  */
 } accel_encoder_config;
 
 /* What accel_forward gives. hidden[0] is the embeddings' output, hidden[layers] the last layer's; all packed
-   [tokens, dim] and valid until the scope ends. In evaluation only hidden[layers] exists, the others are null tensors. */
+   [tokens, dim] and valid until the scope ends. In evaluation only hidden[layers] exists, the others are null tensors.
+ */
 typedef struct accel_output {
     accel_tensor loss;   /* scalar; null where the batch has no labels */
     accel_tensor logits; /* [examples, num_labels]                     */
@@ -279,8 +282,8 @@ typedef struct accel_custom_call {
 } accel_custom_call;
 
 /* The callbacks return NULL, or a message, which becomes the context's error (of several pieces that fail, the lowest
-   piece's message is kept). They run once per piece, possibly at the same time on different threads, and each writes only
-   its piece. `user` must live until the scope ends. */
+   piece's message is kept). They run once per piece, possibly at the same time on different threads, and each writes
+   only its piece. `user` must live until the scope ends. */
 typedef struct accel_custom_desc {
     const char *name;
     int input_count;
@@ -354,13 +357,13 @@ typedef struct accel_gradient_check_desc {
 
 /* ---- context ---- */
 
-/* Creates a context with its worker threads. NULL only where not even the context can be allocated; a bad description gives a
-   context that has failed. */
+/* Creates a context with its worker threads. NULL only where not even the context can be allocated; a bad description
+   gives a context that has failed. */
 ACCEL_API accel_t *accel_create(const accel_desc *desc);
 /* Frees the context and everything that belongs to it. NULL is allowed. */
 ACCEL_API void accel_destroy(accel_t *acc);
-/* Frees one model, optimizer, schedule, loader, data or metrics object before the context goes. An error, without effect, while another
-   object uses it. NULL is allowed. */
+/* Frees one model, optimizer, schedule, loader, data or metrics object before the context goes. An error, without
+   effect, while another object uses it. NULL is allowed. */
 ACCEL_API void accel_free(void *object);
 ACCEL_API bool accel_failed(const accel_t *acc);
 ACCEL_API accel_code accel_error(const accel_t *acc);
@@ -385,7 +388,8 @@ ACCEL_API void accel_begin(accel_t *acc);
 /* Between these two neither graph nor dropout exist, and results live in a scope of their own. They nest. */
 ACCEL_API void accel_eval_begin(accel_t *acc);
 ACCEL_API void accel_eval_end(accel_t *acc);
-/* Lifts a result out of its scope: it loses its graph and lives until accel_release or the context's end. Returns the same handle. */
+/* Lifts a result out of its scope: it loses its graph and lives until accel_release or the context's end. Returns the
+   same handle. */
 ACCEL_API accel_tensor accel_keep(accel_tensor x);
 ACCEL_API void accel_release(accel_tensor x);
 
@@ -400,7 +404,8 @@ ACCEL_API accel_shape accel_4d(int a, int b, int c, int d);
 ACCEL_API accel_tensor accel_from_floats(accel_t *acc, accel_shape shape, const float *values);
 ACCEL_API accel_tensor accel_from_ints(accel_t *acc, accel_shape shape, const int32_t *values);
 ACCEL_API accel_tensor accel_full(accel_t *acc, accel_shape shape, float value);
-/* Normal(0, 1) and uniform [0, 1) numbers; a function of the seed, the step, the micro-batch's calls so far and the index. */
+/* Normal(0, 1) and uniform [0, 1) numbers; a function of the seed, the step, the micro-batch's calls so far and the
+   index. */
 ACCEL_API accel_tensor accel_randn(accel_t *acc, accel_shape shape);
 ACCEL_API accel_tensor accel_rand(accel_t *acc, accel_shape shape);
 /* Asking is no error: rank 0 with dim[0] == 0, and 0 elements, for a null tensor or a stale handle. */
@@ -414,11 +419,11 @@ ACCEL_API bool accel_read(accel_tensor x, float *values, int64_t count);
 ACCEL_API bool accel_write(accel_tensor x, const float *values, int64_t count);
 /* The only element of a tensor; NaN on error. */
 ACCEL_API float accel_item(accel_tensor x);
-/* Whether a gradient flows to a tensor that no operation made (a leaf). Default: no, parameters yes. Switching it on forgets the
-   gradient that a leaf has. */
+/* Whether a gradient flows to a tensor that no operation made (a leaf). Default: no, parameters yes. Switching it on
+   forgets the gradient that a leaf has. */
 ACCEL_API void accel_set_requires_grad(accel_tensor x, bool on);
-/* Copies the gradient of a parameter or leaf (divided by the pooled weight, and clipped where accel_clip_grad_norm did);
-   zeros where none has arrived. False on error. */
+/* Copies the gradient of a parameter or leaf (divided by the pooled weight, and clipped where accel_clip_grad_norm
+   did); zeros where none has arrived. False on error. */
 ACCEL_API bool accel_grad(accel_tensor x, float *values, int64_t count);
 
 /* ---- operations (each records its gradient unless in evaluation) ---- */
@@ -444,7 +449,8 @@ ACCEL_API accel_tensor accel_gelu(accel_tensor x);                    /* x * Phi
 ACCEL_API accel_tensor accel_gelu_tanh(accel_tensor x);               /* torch gelu(approximate="tanh")        */
 ACCEL_API accel_tensor accel_tanh(accel_tensor x);
 ACCEL_API accel_tensor accel_sigmoid(accel_tensor x);
-/* Sum and mean of all elements (a scalar) or along one axis (negative counts from the end; keep leaves it with size 1). */
+/* Sum and mean of all elements (a scalar) or along one axis (negative counts from the end; keep leaves it with size 1).
+ */
 ACCEL_API accel_tensor accel_sum(accel_tensor x);
 ACCEL_API accel_tensor accel_mean(accel_tensor x);
 ACCEL_API accel_tensor accel_sum_axis(accel_tensor x, int axis, bool keep);
@@ -464,9 +470,11 @@ ACCEL_API accel_tensor accel_layer_norm(accel_tensor x, accel_tensor weight, acc
 /* Over the last axis. */
 ACCEL_API accel_tensor accel_softmax(accel_tensor x);
 ACCEL_API accel_tensor accel_log_softmax(accel_tensor x);
-/* Zeroes elements with probability p and scales the others by 1/(1-p); axis 0 counts examples. Nothing in evaluation. */
+/* Zeroes elements with probability p and scales the others by 1/(1-p); axis 0 counts examples. Nothing in evaluation.
+ */
 ACCEL_API accel_tensor accel_dropout(accel_tensor x, float p);
-/* qkv [tokens, 3 * width]: queries, keys, values of each token -> [tokens, width]; softmax(Q K^T / sqrt(width / heads)) V. */
+/* qkv [tokens, 3 * width]: queries, keys, values of each token -> [tokens, width]; softmax(Q K^T / sqrt(width / heads))
+   V. */
 ACCEL_API accel_tensor accel_attention(accel_tensor qkv, const accel_attention_desc *desc);
 /* The same values without a gradient path. */
 ACCEL_API accel_tensor accel_detach(accel_tensor x);
@@ -477,7 +485,8 @@ ACCEL_API accel_tensor accel_custom(accel_t *acc, const accel_custom_desc *desc)
 
 /* logits [n, classes], labels int32 [n]; ACCEL_IGNORE leaves a row out. Divided by the sum of the labels' class weights
    (torch.nn.functional.cross_entropy, reduction mean). Labels out of range are an error naming the row. */
-ACCEL_API accel_tensor accel_cross_entropy(accel_tensor logits, accel_tensor labels, const accel_cross_entropy_desc *desc);
+ACCEL_API accel_tensor accel_cross_entropy(accel_tensor logits, accel_tensor labels,
+                                           const accel_cross_entropy_desc *desc);
 /* Mean over all elements of binary cross-entropy; same shapes (binary_cross_entropy_with_logits). */
 ACCEL_API accel_tensor accel_bce_with_logits(accel_tensor logits, accel_tensor targets);
 /* Mean over all elements of (a - b)^2; same shapes (mse_loss). */
@@ -487,8 +496,8 @@ ACCEL_API accel_tensor accel_mse(accel_tensor a, accel_tensor b);
 
 /* A model without parameters yet; the name is copied and seeds its initial weights. */
 ACCEL_API accel_model *accel_model_create(accel_t *acc, const char *name);
-/* Adds a named parameter of zeros (torch.nn.Parameter) / from Normal(0, std) / from Uniform(-bound, bound). The handle is valid
-   as long as the model. */
+/* Adds a named parameter of zeros (torch.nn.Parameter) / from Normal(0, std) / from Uniform(-bound, bound). The handle
+   is valid as long as the model. */
 ACCEL_API accel_tensor accel_parameter(accel_model *model, const char *name, accel_shape shape);
 ACCEL_API accel_tensor accel_parameter_normal(accel_model *model, const char *name, accel_shape shape, float std);
 ACCEL_API accel_tensor accel_parameter_uniform(accel_model *model, const char *name, accel_shape shape, float bound);
@@ -521,10 +530,11 @@ ACCEL_API const char *accel_label_name(const accel_model *model, int label);
 
 ACCEL_API accel_encoder_config accel_encoder_defaults(accel_architecture architecture);
 /* A DistilBERT or BERT sequence classifier with fresh weights (Normal(0, initializer_range), biases 0), named as in
-   Transformers. The weights depend on the seed alone: accel_set_seed before each one of an ensemble. Zero or contradictory
-   sizes are errors. */
+   Transformers. The weights depend on the seed alone: accel_set_seed before each one of an ensemble. Zero or
+   contradictory sizes are errors. */
 ACCEL_API accel_model *accel_encoder_create(accel_t *acc, const accel_encoder_config *config);
-/* Gives the parameters of an encoder that match the comma-separated patterns their fresh initial values; returns how many. */
+/* Gives the parameters of an encoder that match the comma-separated patterns their fresh initial values; returns how
+   many. */
 ACCEL_API int accel_encoder_reset(accel_model *model, const char *match);
 /* NULL where the model is no encoder. */
 ACCEL_API const accel_encoder_config *accel_encoder_config_of(const accel_model *model);
@@ -542,13 +552,15 @@ ACCEL_API accel_optimizer *accel_adamw(accel_t *acc, accel_model *model, const a
 ACCEL_API accel_optimizer *accel_sgd(accel_t *acc, accel_model *model, const accel_sgd_desc *desc);
 /* Lets an optimizer train another model as well, four at most. A parameter belongs to one optimizer at most. */
 ACCEL_API bool accel_optimizer_add(accel_optimizer *opt, accel_model *model);
-/* Forgets the gradients. In the middle of an accumulation window it does nothing (as Accelerate's prepared optimizers). */
+/* Forgets the gradients. In the middle of an accumulation window it does nothing (as Accelerate's prepared optimizers).
+ */
 ACCEL_API void accel_zero_grad(accel_optimizer *opt);
 /* Norm of all gradients before clipping; at the end of a window they are then scaled so that it is at most max_norm
    (torch.nn.utils.clip_grad_norm_). INFINITY only measures. NaN on error. */
 ACCEL_API float accel_clip_grad_norm(accel_optimizer *opt, float max_norm);
-/* Takes the step and returns true. False, and nothing changes, in the middle of a window, when no gradient has arrived, or when the gradient
-   is not finite: then the step is counted as skipped and a notice says so; too many in a row are an error. */
+/* Takes the step and returns true. False, and nothing changes, in the middle of a window, when no gradient has arrived,
+   or when the gradient is not finite: then the step is counted as skipped and a notice says so; too many in a row are
+   an error. */
 ACCEL_API bool accel_step(accel_optimizer *opt);
 ACCEL_API int64_t accel_steps_taken(const accel_optimizer *opt);
 ACCEL_API int64_t accel_steps_skipped(const accel_optimizer *opt);
@@ -579,10 +591,11 @@ ACCEL_API int64_t accel_loader_length(const accel_loader *loader);
 ACCEL_API bool accel_next(accel_loader *loader, accel_batch *batch);
 /* Sets the epoch that the next order is drawn from and goes to its begin. */
 ACCEL_API void accel_loader_set_epoch(accel_loader *loader, int64_t epoch);
-/* Packs right-padded arrays [examples, length]: mask 1 for tokens, 0 for padding (NULL: no padding). labels and token_types may be
-   NULL. Lives until the scope ends. */
-ACCEL_API bool accel_batch_from_padded(accel_t *acc, const int32_t *ids, const int32_t *mask, const int32_t *token_types,
-                                       const int32_t *labels, int examples, int length, accel_batch *batch);
+/* Packs right-padded arrays [examples, length]: mask 1 for tokens, 0 for padding (NULL: no padding). labels and
+   token_types may be NULL. Lives until the scope ends. */
+ACCEL_API bool accel_batch_from_padded(accel_t *acc, const int32_t *ids, const int32_t *mask,
+                                       const int32_t *token_types, const int32_t *labels, int examples, int length,
+                                       accel_batch *batch);
 /* Packed [tokens, width] -> [examples, longest, width], zeros behind each sequence. */
 ACCEL_API accel_tensor accel_unpack(accel_tensor packed, const accel_batch *batch);
 
@@ -622,9 +635,11 @@ ACCEL_API double accel_majority(const accel_metrics *metrics);
 /* ---- gradient check ---- */
 
 /* Compares the gradient of fn with four-point central differences, for every element of every input: leaf tensors or
-   parameters made by the caller and kept (accel_keep) or owned by a model. fn builds its result from them each time it is called. Returns
-   the largest error relative to the input's largest gradient (or 1e-2 where that is more) and records an error above the tolerance. */
-ACCEL_API float accel_gradient_check(accel_t *acc, accel_tensor (*fn)(accel_t *acc, const accel_tensor *inputs, void *user),
+   parameters made by the caller and kept (accel_keep) or owned by a model. fn builds its result from them each time it
+   is called. Returns the largest error relative to the input's largest gradient (or 1e-2 where that is more) and
+   records an error above the tolerance. */
+ACCEL_API float accel_gradient_check(accel_t *acc,
+                                     accel_tensor (*fn)(accel_t *acc, const accel_tensor *inputs, void *user),
                                      const accel_tensor *inputs, int count, void *user,
                                      const accel_gradient_check_desc *desc);
 
@@ -647,18 +662,21 @@ typedef struct accel__object {
 } accel__object;
 
 /* Allocates a zeroed object of `bytes` bytes owned by the context; NULL, with the error recorded, on failure. */
-ACCEL_API void *accel__object_create(accel_t *acc, accel__kind kind, size_t bytes, void (*destroy)(accel__object *object));
+ACCEL_API void *accel__object_create(accel_t *acc, accel__kind kind, size_t bytes,
+                                     void (*destroy)(accel__object *object));
 ACCEL_API void accel__object_use(accel__object *object, accel__object *used);
 /* Records a failure unless one is recorded already. Always returns false. Calling thread of the context only. */
 ACCEL_API bool accel__fail(accel_t *acc, accel_code code, const char *format, ...) ACCEL_PRINTF(3, 4);
 /* Sends a notice to the log function. */
 ACCEL_API void accel__note(accel_t *acc, const char *format, ...) ACCEL_PRINTF(2, 3);
-/* Memory through the context's allocator, aligned to 64 bytes; NULL, with the error recorded, on failure. bytes 0 gives a valid pointer. */
+/* Memory through the context's allocator, aligned to 64 bytes; NULL, with the error recorded, on failure. bytes 0 gives
+   a valid pointer. */
 ACCEL_API void *accel__alloc(accel_t *acc, size_t bytes);
 ACCEL_API void *accel__realloc(accel_t *acc, void *pointer, size_t bytes);
 ACCEL_API void accel__free(accel_t *acc, void *pointer);
 ACCEL_API char *accel__strdup(accel_t *acc, const char *text);
-/* Runs run(argument, piece) for each piece on the context's threads; returns when all are done. run must not touch the context. */
+/* Runs run(argument, piece) for each piece on the context's threads; returns when all are done. run must not touch the
+   context. */
 ACCEL_API void accel__parallel(accel_t *acc, int pieces, void (*run)(void *argument, int piece), void *argument);
 /* An encoder whose parameters have no values yet, for a loader that fills them. */
 ACCEL_API accel_model *accel__encoder_build(accel_t *acc, const accel_encoder_config *config);
@@ -671,18 +689,20 @@ ACCEL_API bool accel__match(const char *patterns, const char *name);
 /* 64-bit mix of two numbers: the counted random numbers' only source. */
 ACCEL_API uint64_t accel__mix(uint64_t a, uint64_t b);
 
-/* ---- the back-end table: what a device has to offer. Pointers are device memory, matrices are row-major, `add` means that results are
-   added to what is there. A kernel cuts its work by shapes alone, so that its bits do not depend on the number of threads. ---- */
+/* ---- the back-end table: what a device has to offer. Pointers are device memory, matrices are row-major, `add` means
+   that results are added to what is there. A kernel cuts its work by shapes alone, so that its bits do not depend on
+   the number of threads. ---- */
 
-/* Packed forms of a parameter that a back end keeps until its version changes: as B read transposed or not, or as it suits. */
+/* Packed forms of a parameter that a back end keeps until its version changes: as B read transposed or not, or as it
+   suits. */
 typedef struct accel_packed {
     void *memory[2];
     uint64_t packed[2]; /* version of each form; 0: none */
     uint64_t version;   /* of the parameter, from 1 */
 } accel_packed;
 
-/* C[m, n] (+)= alpha op(A) op(B), for each of `batch` matrices `stride_*` elements apart. Then, unless add: bias[n] is added,
-   the result goes to `before` where that is set, and C gets its activation. */
+/* C[m, n] (+)= alpha op(A) op(B), for each of `batch` matrices `stride_*` elements apart. Then, unless add: bias[n] is
+   added, the result goes to `before` where that is set, and C gets its activation. */
 typedef struct accel_gemm {
     bool transpose_a, transpose_b, add;
     int m, n, k, lda, ldb, ldc, batch;
@@ -719,7 +739,8 @@ typedef struct accel_map {
 
 typedef enum accel_pair_kind { ACCEL_PAIR_ADD, ACCEL_PAIR_SUB, ACCEL_PAIR_MUL, ACCEL_PAIR_DIV } accel_pair_kind;
 
-/* Forward: out = a op b over dim, strides 0 where broadcast. Backward (dy set, dense): out (+)= the gradient for operand 0 or 1, dense. */
+/* Forward: out = a op b over dim, strides 0 where broadcast. Backward (dy set, dense): out (+)= the gradient for
+   operand 0 or 1, dense. */
 typedef struct accel_pair {
     accel_pair_kind kind;
     int operand;
@@ -730,7 +751,8 @@ typedef struct accel_pair {
     bool add;
 } accel_pair;
 
-/* x seen as [outer, n, inner]. Reduce: out[outer, inner] (+)= scale * sum over n of x. Expand: out[outer, n, inner] (+)= scale * x[outer, inner]. */
+/* x seen as [outer, n, inner]. Reduce: out[outer, inner] (+)= scale * sum over n of x. Expand: out[outer, n, inner]
+   (+)= scale * x[outer, inner]. */
 typedef struct accel_axis {
     int64_t outer, n, inner;
     int64_t stride; /* of n in x, for reduce with inner > 1; 0: inner */
@@ -740,7 +762,8 @@ typedef struct accel_axis {
     bool add;
 } accel_axis;
 
-/* out[index * stride_out] (+)= scale * x[index * stride_x] over dim (scale 1 without add also moves int32 unchanged). */
+/* out[index * stride_out] (+)= scale * x[index * stride_x] over dim (scale 1 without add also moves int32 unchanged).
+ */
 typedef struct accel_move {
     int dim[4];
     int64_t stride_x[4], stride_out[4];
@@ -750,7 +773,8 @@ typedef struct accel_move {
     bool add;
 } accel_move;
 
-/* Gather: out[i, :] = table[ids[i], :]. Scatter: out[ids[i], :] += x[i, :], rows in order, except where ids[i] == padding. */
+/* Gather: out[i, :] = table[ids[i], :]. Scatter: out[ids[i], :] += x[i, :], rows in order, except where ids[i] ==
+   padding. */
 typedef struct accel_rows {
     const float *x;
     const int32_t *ids;
@@ -793,8 +817,9 @@ typedef struct accel_drop {
     bool add;
 } accel_drop;
 
-/* Packed self-attention. qkv [tokens, 3 width]; probabilities: for each sequence and head a [length, length] matrix, before dropout,
-   those of sequence s from begin[s] on. Backward (dout set): dqkv is written (or added to). scratch: 2 longest^2 floats per thread. */
+/* Packed self-attention. qkv [tokens, 3 width]; probabilities: for each sequence and head a [length, length] matrix,
+   before dropout, those of sequence s from begin[s] on. Backward (dout set): dqkv is written (or added to). scratch: 2
+   longest^2 floats per thread. */
 typedef struct accel_attend {
     int sequences, heads, width, longest;
     const int32_t *offsets;
@@ -805,7 +830,8 @@ typedef struct accel_attend {
     bool add;
 } accel_attend;
 
-/* Per row: loss[i] = the row's loss times its class weight, 0 where ignored; dx = its gradient for the logits (not yet divided). */
+/* Per row: loss[i] = the row's loss times its class weight, 0 where ignored; dx = its gradient for the logits (not yet
+   divided). */
 typedef struct accel_cross_entropy_rows {
     int n, classes;
     float smoothing;
@@ -814,7 +840,8 @@ typedef struct accel_cross_entropy_rows {
     float *loss, *dx;
 } accel_cross_entropy_rows;
 
-/* loss[block of ACCEL_LOSS_BLOCK elements] = their sum; da and db (may be NULL) the gradients for a and b (not yet divided). */
+/* loss[block of ACCEL_LOSS_BLOCK elements] = their sum; da and db (may be NULL) the gradients for a and b (not yet
+   divided). */
 enum { ACCEL_LOSS_BLOCK = 4096 };
 typedef struct accel_pointwise_loss {
     bool bce; /* else squared error */
@@ -823,8 +850,8 @@ typedef struct accel_pointwise_loss {
     float *loss, *da, *db;
 } accel_pointwise_loss;
 
-/* A stretch of one parameter for the optimizer. Where row_width is set, only rows in `touched` have a gradient (others: zero), and rows
-   whose has_moments is false are left alone unless they are touched or decay. */
+/* A stretch of one parameter for the optimizer. Where row_width is set, only rows in `touched` have a gradient (others:
+   zero), and rows whose has_moments is false are left alone unless they are touched or decay. */
 enum { ACCEL_UPDATE_BLOCK = 16384 };
 typedef struct accel_update {
     int64_t n;
@@ -1042,7 +1069,8 @@ struct accel_t {
 };
 
 /* =============================================== >>memory =========================================================
-   Host memory comes from the context's allocator, 64-byte aligned behind a header; tensors live in slabs cut into blocks. */
+   Host memory comes from the context's allocator, 64-byte aligned behind a header; tensors live in slabs cut into
+   blocks. */
 
 #define ACCEL__ALIGNMENT 64
 
@@ -1448,7 +1476,8 @@ static void accel__block_discard(accel_t *acc, accel__block *block) {
     acc->unused_blocks = block;
 }
 
-/* A slab at least as large as the memory in use so far, so that a few suffice; the system commits only what is touched. */
+/* A slab at least as large as the memory in use so far, so that a few suffice; the system commits only what is touched.
+ */
 static accel__slab *accel__slab_add(accel_t *acc, size_t bytes) {
     size_t total = (size_t)1 << 20;
     for (accel__slab *slab = acc->slabs; slab; slab = slab->next) total += slab->bytes;
@@ -1549,7 +1578,8 @@ static void accel__nodes_reset(accel_t *acc) {
 
 /* ---- objects ---- */
 
-ACCEL_API void *accel__object_create(accel_t *acc, accel__kind kind, size_t bytes, void (*destroy)(accel__object *object)) {
+ACCEL_API void *accel__object_create(accel_t *acc, accel__kind kind, size_t bytes,
+                                     void (*destroy)(accel__object *object)) {
     if (!acc || acc->code != ACCEL_OK) return NULL;
     accel__object *object = (accel__object *)accel__alloc_zero(acc, bytes);
     if (!object) return NULL;
@@ -1583,7 +1613,8 @@ static void accel__object_destroy(accel__object *object) {
 }
 
 static const char *accel__kind_text(accel__kind kind) {
-    static const char *const text[] = {"model", "optimizer", "schedule", "data", "loader", "metrics", "tokenizer", "table", "safetensors file"};
+    static const char *const text[] = {"model",     "optimizer", "schedule",        "data", "loader", "metrics",
+                                       "tokenizer", "table",     "safetensors file"};
     unsigned index = (unsigned)kind - (unsigned)ACCEL__MODEL;
     return index < (unsigned)ACCEL__COUNT(text) ? text[index] : "object of no known kind";
 }
@@ -1592,7 +1623,8 @@ ACCEL_API void accel_free(void *pointer) {
     accel__object *object = (accel__object *)pointer;
     if (!object) return;
     if (object->users) {
-        accel__fail(object->acc, ACCEL_BAD_STATE, "accel_free: this %s is in use by %d other object%s: free those first",
+        accel__fail(object->acc, ACCEL_BAD_STATE,
+                    "accel_free: this %s is in use by %d other object%s: free those first",
                     accel__kind_text(object->kind), object->users, object->users == 1 ? "" : "s");
         return;
     }
@@ -1600,8 +1632,8 @@ ACCEL_API void accel_free(void *pointer) {
 }
 
 /* =============================================== >>threads ========================================================
-   Workers claim pieces of a job from one atomic word: its upper half counts jobs, its lower half the pieces claimed. A worker that
-   comes late finds another count there, so nobody waits for it. */
+   Workers claim pieces of a job from one atomic word: its upper half counts jobs, its lower half the pieces claimed. A
+   worker that comes late finds another count there, so nobody waits for it. */
 
 struct accel__pool {
     int workers;
@@ -1625,8 +1657,9 @@ static void accel__pause(void) {
 #endif
 }
 
-/* Claims and runs one piece; false where none is left. The job's fields are read before the claim. They are written only while the
-   word says that no piece is left, and whoever reads them acquires that word too: so a claim succeeds only with fields of its own job. */
+/* Claims and runs one piece; false where none is left. The job's fields are read before the claim. They are written
+   only while the word says that no piece is left, and whoever reads them acquires that word too: so a claim succeeds
+   only with fields of its own job. */
 static bool accel__pool_work(accel__pool *pool) {
     uint64_t word = atomic_load_explicit(&pool->word, memory_order_acquire);
     void (*run)(void *, int) = atomic_load_explicit(&pool->run, memory_order_acquire);
@@ -1829,7 +1862,8 @@ static void accel__shuffle(int64_t *order, int64_t n, uint64_t key) {
 }
 
 /* =============================================== >>tensors ========================================================
-   A handle holds a slot's number and generation; freeing a slot raises its generation, so stale handles are recognised. */
+   A handle holds a slot's number and generation; freeing a slot raises its generation, so stale handles are recognised.
+ */
 
 ACCEL_API accel_shape accel_0d(void) { return (accel_shape){0, {1, 1, 1, 1}}; }
 ACCEL_API accel_shape accel_1d(int n) { return (accel_shape){1, {n, 1, 1, 1}}; }
@@ -1908,9 +1942,11 @@ static accel__slot *accel__get(accel_tensor x, const char *where) {
     if (slot) return slot;
     if (!x.id) accel__fail(x.acc, ACCEL_BAD_ARGUMENT, "%s: a null tensor was given", where);
     else
-        accel__fail(x.acc, ACCEL_BAD_STATE,
-                    "%s: the tensor's scope has ended (at accel_next, accel_begin or accel_eval_end); accel_keep lifts a "
-                    "tensor out of it", where);
+        accel__fail(
+            x.acc, ACCEL_BAD_STATE,
+            "%s: the tensor's scope has ended (at accel_next, accel_begin or accel_eval_end); accel_keep lifts a "
+            "tensor out of it",
+            where);
     return NULL;
 }
 
@@ -1937,7 +1973,8 @@ static accel__slot *accel__get_float(accel_tensor x, const char *where) {
 }
 
 /* Two operands of one context. */
-static bool accel__get_two(accel_tensor a, accel_tensor b, const char *where, accel__slot **first, accel__slot **second) {
+static bool accel__get_two(accel_tensor a, accel_tensor b, const char *where, accel__slot **first,
+                           accel__slot **second) {
     accel_t *acc = a.acc ? a.acc : b.acc;
     *first = accel__operand_type(acc, a, ACCEL_FLOAT32, where);
     *second = accel__operand_type(acc, b, ACCEL_FLOAT32, where);
@@ -2112,7 +2149,8 @@ ACCEL_API void accel_release(accel_tensor x) {
 
 /* ---- making, reading and writing ---- */
 
-static accel_tensor accel__from_host(accel_t *acc, const char *where, accel_type type, accel_shape shape, const void *values) {
+static accel_tensor accel__from_host(accel_t *acc, const char *where, accel_type type, accel_shape shape,
+                                     const void *values) {
     if (accel_failed(acc) || !accel__shape_check(acc, where, shape)) return accel__null(acc);
     accel__slot *slot = accel__new_type(acc, type, shape);
     if (!slot) return accel__null(acc);
@@ -2141,7 +2179,8 @@ static void accel__count_examples(accel_t *acc, int64_t examples) {
     if (examples > acc->micro.examples && !acc->evaluating) acc->micro.examples = examples;
 }
 
-static accel_tensor accel__random_tensor(accel_t *acc, const char *where, accel_shape shape, double (*draw)(uint64_t, uint64_t)) {
+static accel_tensor accel__random_tensor(accel_t *acc, const char *where, accel_shape shape,
+                                         double (*draw)(uint64_t, uint64_t)) {
     accel_tensor x = accel__from_host(acc, where, ACCEL_FLOAT32, shape, NULL);
     accel__slot *slot = accel__find(x);
     float *values = slot ? (float *)accel__staging(acc, (size_t)slot->count * sizeof *values) : NULL;
@@ -2238,7 +2277,8 @@ ACCEL_API void accel__values_changed(accel_tensor x) {
 /* =============================================== >>backend ========================================================
    The CPU. Each kernel is a loop over a piece's rows or elements, compiled for three instruction sets. */
 
-/* The kernels are plain loops that the compiler turns into vector code; they must not depend on the user's flags for that. */
+/* The kernels are plain loops that the compiler turns into vector code; they must not depend on the user's flags for
+   that. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
 #pragma GCC optimize("O3", "no-math-errno", "no-trapping-math")
@@ -2327,8 +2367,8 @@ ACCEL__INLINE float accel__exp(float x) {
     return x != x ? x : result;
 }
 
-/* Phi(x), the normal distribution's integral, and its density phi(x). The lower tail is phi's exponential times a polynomial in
-   t = 1 / (1 + 0.33 |x|), fitted to a relative error of 7e-9. */
+/* Phi(x), the normal distribution's integral, and its density phi(x). The lower tail is phi's exponential times a
+   polynomial in t = 1 / (1 + 0.33 |x|), fitted to a relative error of 7e-9. */
 ACCEL__INLINE float accel__normal_cdf(float x, float *density) {
     float z = x < 0 ? -x : x;
     float t = 1.0f / (1.0f + 0.33f * z);
@@ -2395,7 +2435,8 @@ ACCEL__INLINE float accel__slope_at(accel_activation kind, float x, float y, flo
     return 1.0f;
 }
 
-/* Sum, sum of squares about a centre, and dot product in 16 interleaved partial sums: an order that vector code keeps. */
+/* Sum, sum of squares about a centre, and dot product in 16 interleaved partial sums: an order that vector code keeps.
+ */
 ACCEL__INLINE float accel__sum_lanes(const float *lane) {
     float sum = 0;
     for (int i = 0; i < ACCEL__LANES; i++) sum += lane[i];
@@ -2604,8 +2645,9 @@ static void accel__gemm_fp32(accel_t *acc, const accel_gemm *list, int count) {
 }
 
 /* ---- matrix products with operands in bf16 ----
-   Both operands are packed as pairs of bf16 along k, which is what vdpbf16ps multiplies: A in panels of ACCEL__MR rows, B in panels of
-   ACCEL__NR columns; what is missing in the last panels is zero. The kernel keeps a tile of MR x NR sums in registers. */
+   Both operands are packed as pairs of bf16 along k, which is what vdpbf16ps multiplies: A in panels of ACCEL__MR rows,
+   B in panels of ACCEL__NR columns; what is missing in the last panels is zero. The kernel keeps a tile of MR x NR sums
+   in registers. */
 
 enum { ACCEL__MR = 6, ACCEL__NR = 64, ACCEL__BLOCK_ROWS = 16 * ACCEL__MR, ACCEL__BLOCK_COLUMNS = 12 * ACCEL__NR,
        ACCEL__PAIRS_AT_ONCE = 1536 /* of k: a panel of B stays in the second-level cache */ };
@@ -2619,7 +2661,8 @@ ACCEL__INLINE uint32_t accel__bf16(float x) {
 
 static bool accel__has_bf16(void) {
 #ifdef ACCEL__X86
-    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
 #else
     return false;
 #endif
@@ -2679,7 +2722,8 @@ ACCEL__BF16 ACCEL__INLINE void accel__transpose_pairs(const __m512i *line, uint3
 }
 
 /* Pairs `begin` .. `end` of one panel, element by element: edges, and whatever has no faster way. */
-static void accel__pack_slow(const accel__operand_matrix *o, int first, int lines, int64_t begin, int64_t end, uint32_t *out) {
+static void accel__pack_slow(const accel__operand_matrix *o, int first, int lines, int64_t begin, int64_t end,
+                             uint32_t *out) {
     for (int64_t p = begin; p < end; p++)
         for (int i = 0; i < o->panel; i++) {
             const float *x = o->x + (first + i) * o->step + 2 * p * o->step_k;
@@ -2718,7 +2762,8 @@ ACCEL__BF16 static void accel__pack_columns(const accel__operand_matrix *o, int 
         for (int block = 0; block < o->panel; block += 16) {
             __m512i low = accel__bf16_lanes(_mm512_maskz_loadu_ps(mask, x + block));
             __m512i high = accel__bf16_lanes(_mm512_maskz_loadu_ps(mask, y + block));
-            _mm512_mask_storeu_epi32(out + p * o->panel + block, mask, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+            _mm512_mask_storeu_epi32(out + p * o->panel + block, mask,
+                                     _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
         }
     }
     accel__pack_slow(o, first, o->panel, o->k / 2, accel__pairs(o->k), out);
@@ -2734,7 +2779,8 @@ static void accel__pack_piece(void *argument, int piece) {
 }
 
 /* C[MR, NR] (+)= sum over `pairs` of a's and b's products. */
-ACCEL__BF16 ACCEL__INLINE void accel__bf16_tile(int pairs, const uint32_t *a, const uint32_t *b, float *c, int64_t ldc, bool add) {
+ACCEL__BF16 ACCEL__INLINE void accel__bf16_tile(int pairs, const uint32_t *a, const uint32_t *b, float *c, int64_t ldc,
+                                                bool add) {
     __m512 sum[ACCEL__MR][4];
     for (int i = 0; i < ACCEL__MR; i++)
         for (int j = 0; j < 4; j++) sum[i][j] = add ? _mm512_loadu_ps(c + i * ldc + 16 * j) : _mm512_setzero_ps();
@@ -2760,8 +2806,8 @@ typedef struct accel__bf16_product {
 } accel__bf16_product;
 
 /* A tile at the edge goes through a whole one on the stack. */
-ACCEL__BF16 static void accel__bf16_edge(int pairs, const uint32_t *a, const uint32_t *b, float *c, int64_t ldc, bool add, int rows,
-                                         int columns) {
+ACCEL__BF16 static void accel__bf16_edge(int pairs, const uint32_t *a, const uint32_t *b, float *c, int64_t ldc,
+                                         bool add, int rows, int columns) {
     float whole[ACCEL__MR * ACCEL__NR];
     accel__bf16_tile(pairs, a, b, whole, ACCEL__NR, false);
     for (int i = 0; i < rows; i++)
@@ -2780,11 +2826,14 @@ ACCEL__BF16 static void accel__bf16_piece(void *argument, int piece) {
         bool add = g->add || p > 0;
         for (int64_t n = column.begin; n < column.end; n += ACCEL__NR)
             for (int64_t m = row.begin; m < row.end; m += ACCEL__MR) {
-                const uint32_t *a = product->a + m * pairs + (int64_t)p * ACCEL__MR, *b = product->b + n * pairs + (int64_t)p * ACCEL__NR;
+                const uint32_t *a = product->a + m * pairs + (int64_t)p * ACCEL__MR,
+                               *b = product->b + n * pairs + (int64_t)p * ACCEL__NR;
                 float *c = g->c + m * g->ldc + n;
                 int rows = (int)(row.end - m), columns = (int)(column.end - n);
                 if (rows >= ACCEL__MR && columns >= ACCEL__NR) accel__bf16_tile(count, a, b, c, g->ldc, add);
-                else accel__bf16_edge(count, a, b, c, g->ldc, add, rows < ACCEL__MR ? rows : ACCEL__MR, columns < ACCEL__NR ? columns : ACCEL__NR);
+                else
+                    accel__bf16_edge(count, a, b, c, g->ldc, add, rows < ACCEL__MR ? rows : ACCEL__MR,
+                                     columns < ACCEL__NR ? columns : ACCEL__NR);
             }
     }
     if (!g->add)
@@ -2793,15 +2842,18 @@ ACCEL__BF16 static void accel__bf16_piece(void *argument, int piece) {
 }
 
 static accel__operand_matrix accel__operand_a(const accel_gemm *g) {
-    return (accel__operand_matrix){g->a, g->transpose_a ? 1 : g->lda, g->transpose_a ? g->lda : 1, g->m, g->k, ACCEL__MR, NULL};
+    return (accel__operand_matrix){
+        g->a, g->transpose_a ? 1 : g->lda, g->transpose_a ? g->lda : 1, g->m, g->k, ACCEL__MR, NULL};
 }
 
 static accel__operand_matrix accel__operand_b(const accel_gemm *g) {
-    return (accel__operand_matrix){g->b, g->transpose_b ? g->ldb : 1, g->transpose_b ? 1 : g->ldb, g->n, g->k, ACCEL__NR, NULL};
+    return (accel__operand_matrix){
+        g->b, g->transpose_b ? g->ldb : 1, g->transpose_b ? 1 : g->ldb, g->n, g->k, ACCEL__NR, NULL};
 }
 
 /* The packed operand: a new block, or what a parameter keeps (then *block is NULL). NULL where memory is lacking. */
-static uint32_t *accel__pack(accel_t *acc, accel__operand_matrix o, accel_packed *keep, int form, accel__block **block) {
+static uint32_t *accel__pack(accel_t *acc, accel__operand_matrix o, accel_packed *keep, int form,
+                             accel__block **block) {
     size_t bytes = accel__packed_bytes(o.lines, o.k, o.panel);
     *block = NULL;
     if (!keep) {
@@ -2904,7 +2956,8 @@ ACCEL__INLINE float accel__pair_factor(accel_pair_kind kind, int operand, float 
 }
 
 /* A row: the last axis, with steps 0 or 1 for each operand. */
-ACCEL__INLINE void accel__pair_row(const accel_pair *p, const float *a, const float *b, int64_t at, accel_pair_kind kind) {
+ACCEL__INLINE void accel__pair_row(const accel_pair *p, const float *a, const float *b, int64_t at,
+                                   accel_pair_kind kind) {
     int64_t sa = p->stride_a[3], sb = p->stride_b[3];
     float *out = p->out + at;
     const float *dy = p->dy ? p->dy + at : NULL;
@@ -2943,8 +2996,8 @@ static void accel__cpu_pair(accel_t *acc, const accel_pair *args) {
 
 /* ---- sums along an axis, and their opposite ---- */
 
-/* inner == 1: pieces are blocks of outer rows; else a piece is some columns of one outer matrix. Sums of eight are added up in
-   double, which keeps the rounding of long sums small. */
+/* inner == 1: pieces are blocks of outer rows; else a piece is some columns of one outer matrix. Sums of eight are
+   added up in double, which keeps the rounding of long sums small. */
 ACCEL__INLINE void accel__reduce_columns(const accel_axis *a, int64_t outer, accel__range column) {
     float block[ACCEL__COLUMNS_AT_ONCE];
     double total[ACCEL__COLUMNS_AT_ONCE] = {0};
@@ -3120,7 +3173,8 @@ static void accel__cpu_norm(accel_t *acc, const accel_norm *args) {
     accel__run(acc, accel__pieces(args->rows, ACCEL__ROWS_AT_ONCE), accel__norm_piece, args);
 }
 
-/* With n = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - n mean(g n)); dweight = sum dy n, dbias = sum dy. */
+/* With n = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - n mean(g n)); dweight = sum dy n, dbias = sum
+   dy. */
 ACCEL__INLINE void accel__norm_backward_row(const accel_norm *a, int64_t i, float *dweight, float *dbias) {
     int width = a->width;
     const float *x = (a->residual ? a->sum : a->x) + i * width, *dy = a->dy + i * width;
@@ -3172,8 +3226,8 @@ static void accel__cpu_norm_backward(accel_t *acc, const accel_norm *args) {
 
 /* ---- softmax ---- */
 
-/* out = softmax(scale x); returns the maximum plus the log of the sum, so that log-softmax is scale x minus that (in double, since
-   large logits would lose the small differences). */
+/* out = softmax(scale x); returns the maximum plus the log of the sum, so that log-softmax is scale x minus that (in
+   double, since large logits would lose the small differences). */
 ACCEL__INLINE double accel__softmax_row(const float *x, float *out, int n, float scale) {
     float max = accel__max_row(x, n) * scale;
     for (int j = 0; j < n; j++) out[j] = accel__exp(scale * x[j] - max);
@@ -3264,8 +3318,8 @@ ACCEL__INLINE void accel__head_softmax_body(const accel__head_rows *a, int piece
 }
 ACCEL__KERNEL(accel__head_softmax, accel__head_rows)
 
-/* sum(w x) / sum(w) in double. Attention's probabilities do not add up to exactly 1; with this mean a row's gradients still add
-   up to nearly nothing, and so do those of the key bias, which are zero in exact arithmetic. */
+/* sum(w x) / sum(w) in double. Attention's probabilities do not add up to exactly 1; with this mean a row's gradients
+   still add up to nearly nothing, and so do those of the key bias, which are zero in exact arithmetic. */
 ACCEL__INLINE double accel__weighted_mean(const float *x, const float *w, int n) {
     double product[ACCEL__LANES] = {0}, weight[ACCEL__LANES] = {0};
     int i = 0;
@@ -3305,10 +3359,10 @@ ACCEL__INLINE void accel__head_softmax_backward_body(const accel__head_rows *a, 
 }
 ACCEL__KERNEL(accel__head_softmax_backward, accel__head_rows)
 
-static void accel__sgemm(bool ta, bool tb, int m, int n, int k, const float *a, int lda, const float *b, int ldb, bool add,
-                         float *c, int ldc) {
-    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, 1.0f, a, lda, b, ldb,
-                add ? 1.0f : 0.0f, c, ldc);
+static void accel__sgemm(bool ta, bool tb, int m, int n, int k, const float *a, int lda, const float *b, int ldb,
+                         bool add, float *c, int ldc) {
+    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, 1.0f, a, lda, b,
+                ldb, add ? 1.0f : 0.0f, c, ldc);
 }
 
 static void accel__attend_piece(void *argument, int piece) {
@@ -3348,7 +3402,8 @@ static void accel__cpu_attend_backward(accel_t *acc, const accel_attend *args) {
 
 /* ---- losses ---- */
 
-/* With smoothing s and class weights w (torch's cross_entropy): loss = -(1 - s) w_y log p_y - s / C sum_c w_c log p_c. */
+/* With smoothing s and class weights w (torch's cross_entropy): loss = -(1 - s) w_y log p_y - s / C sum_c w_c log p_c.
+ */
 ACCEL__INLINE void accel__cross_entropy_row(const accel_cross_entropy_rows *a, int row) {
     int label = a->labels[row], classes = a->classes;
     const float *x = a->x + (int64_t)row * classes, *w = a->class_weights;
@@ -3382,7 +3437,8 @@ static void accel__cpu_cross_entropy(accel_t *acc, const accel_cross_entropy_row
     accel__run(acc, accel__pieces(args->n, ACCEL__ROWS_AT_ONCE), accel__cross_entropy_piece, args);
 }
 
-/* bce: max(a, 0) - a b + log(1 + e^-|a|), da = sigmoid(a) - b, db = -a; squared error: (a - b)^2, da = 2 (a - b) = -db. */
+/* bce: max(a, 0) - a b + log(1 + e^-|a|), da = sigmoid(a) - b, db = -a; squared error: (a - b)^2, da = 2 (a - b) = -db.
+ */
 ACCEL__INLINE void accel__pointwise_loss_piece_body(const accel_pointwise_loss *p, int piece) {
     accel__range r = accel__range_of(p->n, ACCEL_LOSS_BLOCK, piece);
     double sum = 0;
@@ -3483,8 +3539,8 @@ typedef struct accel__updates {
     const accel_update_rule *rule;
 } accel__updates;
 
-/* A row that was never touched has zero moments: without decay its update changes nothing and is left out. With AdamW it only decays.
-   Under L2 decay its gradient is not zero, so it gets moments as well. */
+/* A row that was never touched has zero moments: without decay its update changes nothing and is left out. With AdamW
+   it only decays. Under L2 decay its gradient is not zero, so it gets moments as well. */
 ACCEL__INLINE void accel__update_sparse(const accel_update *u, const accel_update_rule *rule) {
     bool l2 = rule->rule != ACCEL_RULE_ADAMW && u->weight_decay != 0;
     for (int64_t row = 0; row < u->n / u->row_width; row++) {
@@ -3516,18 +3572,35 @@ static void accel__cpu_update(accel_t *acc, const accel_update *list, int count,
 #endif
 
 static const accel_backend accel__cpu_backend = {
-    .name = "cpu", .alloc = accel__alloc, .release = accel__free, .upload = accel__cpu_copy, .download = accel__cpu_copy,
-    .fill = accel__cpu_fill, .gemm = accel__cpu_gemm, .map = accel__cpu_map, .pair = accel__cpu_pair,
-    .reduce = accel__cpu_reduce, .expand = accel__cpu_expand, .move = accel__cpu_move, .gather = accel__cpu_gather,
-    .scatter = accel__cpu_scatter, .norm = accel__cpu_norm, .norm_backward = accel__cpu_norm_backward,
-    .softmax = accel__cpu_softmax, .drop = accel__cpu_drop, .attend = accel__cpu_attend,
-    .attend_backward = accel__cpu_attend_backward, .cross_entropy = accel__cpu_cross_entropy,
-    .pointwise_loss = accel__cpu_pointwise_loss, .squares = accel__cpu_squares, .update = accel__cpu_update,
+    .name = "cpu",
+    .alloc = accel__alloc,
+    .release = accel__free,
+    .upload = accel__cpu_copy,
+    .download = accel__cpu_copy,
+    .fill = accel__cpu_fill,
+    .gemm = accel__cpu_gemm,
+    .map = accel__cpu_map,
+    .pair = accel__cpu_pair,
+    .reduce = accel__cpu_reduce,
+    .expand = accel__cpu_expand,
+    .move = accel__cpu_move,
+    .gather = accel__cpu_gather,
+    .scatter = accel__cpu_scatter,
+    .norm = accel__cpu_norm,
+    .norm_backward = accel__cpu_norm_backward,
+    .softmax = accel__cpu_softmax,
+    .drop = accel__cpu_drop,
+    .attend = accel__cpu_attend,
+    .attend_backward = accel__cpu_attend_backward,
+    .cross_entropy = accel__cpu_cross_entropy,
+    .pointwise_loss = accel__cpu_pointwise_loss,
+    .squares = accel__cpu_squares,
+    .update = accel__cpu_update,
 };
 
 /* =============================================== >>autograd =======================================================
-   Operations run at once and are recorded on a tape; accel_backward walks it from the loss to the front. An operation's forward
-   and backward stand side by side below. */
+   Operations run at once and are recorded on a tape; accel_backward walks it from the loss to the front. An operation's
+   forward and backward stand side by side below. */
 
 /* ---- where gradients go ---- */
 
@@ -3624,7 +3697,8 @@ static accel__target accel__gradient_of(accel_t *acc, accel__slot *slot) {
 
 static void accel__add_scaled(accel_t *acc, float *out, const float *x, int64_t n, float scale, bool add) {
     int rows = accel__pieces(n, ACCEL__ELEMENTS);
-    accel_move move = {{1, 1, rows, ACCEL__ELEMENTS}, {0, 0, ACCEL__ELEMENTS, 1}, {0, 0, ACCEL__ELEMENTS, 1}, x, out, scale, add};
+    accel_move move = {
+        {1, 1, rows, ACCEL__ELEMENTS}, {0, 0, ACCEL__ELEMENTS, 1}, {0, 0, ACCEL__ELEMENTS, 1}, x, out, scale, add};
     int tail = (int)(n - (int64_t)(rows - 1) * ACCEL__ELEMENTS);
     move.dim[2] = rows - 1;
     if (rows > 1) acc->backend->move(acc, &move);
@@ -3656,7 +3730,8 @@ static bool accel__recording(const accel_t *acc, accel__slot *const *input, int 
     return false;
 }
 
-/* Puts an operation on the tape: a zeroed struct of `bytes` bytes that begins with an accel__node. NULL where nothing is to be recorded. */
+/* Puts an operation on the tape: a zeroed struct of `bytes` bytes that begins with an accel__node. NULL where nothing
+   is to be recorded. */
 static void *accel__record(accel_t *acc, size_t bytes, void (*backward)(accel_t *, accel__node *), accel__slot *output,
                            accel__slot *const *input, int count) {
     if (!output || !accel__recording(acc, input, count)) return NULL;
@@ -3684,7 +3759,8 @@ ACCEL_API void accel_set_requires_grad(accel_tensor x, bool on) {
     accel__slot *slot = accel__get_float(x, "accel_set_requires_grad");
     if (!slot) return;
     if (slot->node) {
-        accel__fail(x.acc, ACCEL_BAD_ARGUMENT, "accel_set_requires_grad: the tensor is the result of an operation, not a leaf");
+        accel__fail(x.acc, ACCEL_BAD_ARGUMENT,
+                    "accel_set_requires_grad: the tensor is the result of an operation, not a leaf");
         return;
     }
     slot->requires_grad = on;
@@ -3728,8 +3804,9 @@ ACCEL_API void accel_backward(accel_t *acc, accel_tensor loss) {
         return;
     }
     if (acc->evaluating || !slot->requires_grad) {
-        accel__fail(acc, ACCEL_BAD_STATE, acc->evaluating ? "accel_backward: not between accel_eval_begin and accel_eval_end"
-                    : "accel_backward: the loss depends on nothing that requires a gradient");
+        accel__fail(acc, ACCEL_BAD_STATE,
+                    acc->evaluating ? "accel_backward: not between accel_eval_begin and accel_eval_end"
+                                    : "accel_backward: the loss depends on nothing that requires a gradient");
         return;
     }
     if (!acc->micro.weight_set) acc->micro.weight = 1; /* a loss that comes later does not change it any more */
@@ -3880,8 +3957,8 @@ static void accel__pair_backward(accel_t *acc, accel__node *node) {
     accel__pair_backward_operand(acc, node, 1);
 }
 
-static bool accel__broadcast(accel_t *acc, const char *where, const accel__slot *a, const accel__slot *b, accel_shape *shape,
-                             accel_pair *args) {
+static bool accel__broadcast(accel_t *acc, const char *where, const accel__slot *a, const accel__slot *b,
+                             accel_shape *shape, accel_pair *args) {
     int dim_a[4], dim_b[4];
     accel__align(a->shape, dim_a);
     accel__align(b->shape, dim_b);
@@ -4112,8 +4189,8 @@ ACCEL_API accel_tensor accel_slice(accel_tensor x, int axis, int begin, int end)
     accel__slot *in = accel__get(x, where);
     if (!in || (axis = accel__axis_index(x.acc, where, in->shape, axis)) < 0) return accel__null(x.acc);
     if (begin < 0 || end <= begin || end > in->shape.dim[axis]) {
-        accel__fail(x.acc, ACCEL_BAD_ARGUMENT, "%s: elements %d .. %d of axis %d were asked for, the shape is %s", where, begin,
-                    end - 1, axis, accel__shape_text(in->shape).text);
+        accel__fail(x.acc, ACCEL_BAD_ARGUMENT, "%s: elements %d .. %d of axis %d were asked for, the shape is %s",
+                    where, begin, end - 1, axis, accel__shape_text(in->shape).text);
         return accel__null(x.acc);
     }
     accel_move args = {{0}, {0}, {0}, NULL, NULL, 1, false};
@@ -4134,7 +4211,8 @@ typedef struct accel__concat_node {
 } accel__concat_node;
 
 /* The move between part i (dense) and its place in the whole, `at` elements along the axis. */
-static accel_move accel__concat_move(const accel__slot *part, const accel__slot *whole, int axis, int at, int64_t *offset) {
+static accel_move accel__concat_move(const accel__slot *part, const accel__slot *whole, int axis, int at,
+                                     int64_t *offset) {
     accel_move move = {.scale = 1};
     int dim[4];
     accel__align(whole->shape, dim);
@@ -4165,7 +4243,8 @@ static void accel__concat_backward(accel_t *acc, accel__node *node) {
 enum { ACCEL__CONCAT_MAX = 64 };
 
 /* The parts' slots and the shape of the whole; the axis, or -1 with an error. */
-static int accel__concat_check(accel_t *acc, const accel_tensor *x, int count, int axis, accel__slot **in, accel_shape *shape) {
+static int accel__concat_check(accel_t *acc, const accel_tensor *x, int count, int axis, accel__slot **in,
+                               accel_shape *shape) {
     const char *where = "accel_concat";
     for (int i = 0; i < count; i++) {
         if (!(in[i] = accel__operand(acc, x[i], where))) return -1;
@@ -4177,8 +4256,8 @@ static int accel__concat_check(accel_t *acc, const accel_tensor *x, int count, i
         accel_shape expected = *shape;
         expected.dim[axis] = in[i]->shape.dim[axis];
         if (in[i]->type != in[0]->type || !accel__shape_equal(expected, in[i]->shape)) {
-            accel__fail(acc, ACCEL_BAD_SHAPE, "%s: tensor %d has the shape %s, which does not fit %s along axis %d", where, i,
-                        accel__shape_text(in[i]->shape).text, accel__shape_text(in[0]->shape).text, axis);
+            accel__fail(acc, ACCEL_BAD_SHAPE, "%s: tensor %d has the shape %s, which does not fit %s along axis %d",
+                        where, i, accel__shape_text(in[i]->shape).text, accel__shape_text(in[0]->shape).text, axis);
             return -1;
         }
         if (shape->dim[axis] > INT_MAX - in[i]->shape.dim[axis]) {
@@ -4225,10 +4304,22 @@ typedef struct accel__matmul_node {
     accel_gemm args;
 } accel__matmul_node;
 
-static accel_gemm accel__gemm_of(bool ta, bool tb, int m, int n, int k, const float *a, int lda, const float *b, int ldb,
-                                 float *c, bool add) {
-    return (accel_gemm){.transpose_a = ta, .transpose_b = tb, .add = add, .m = m, .n = n, .k = k, .lda = lda, .ldb = ldb,
-                        .ldc = n, .batch = 1, .alpha = 1, .a = a, .b = b, .c = c};
+static accel_gemm accel__gemm_of(bool ta, bool tb, int m, int n, int k, const float *a, int lda, const float *b,
+                                 int ldb, float *c, bool add) {
+    return (accel_gemm){.transpose_a = ta,
+                        .transpose_b = tb,
+                        .add = add,
+                        .m = m,
+                        .n = n,
+                        .k = k,
+                        .lda = lda,
+                        .ldb = ldb,
+                        .ldc = n,
+                        .batch = 1,
+                        .alpha = 1,
+                        .a = a,
+                        .b = b,
+                        .c = c};
 }
 
 /* An operand that all matrices of the batch share (stride 0) gets the sum of their gradients, one after the other. */
@@ -4248,8 +4339,9 @@ static void accel__matmul_backward(accel_t *acc, accel__node *node) {
     const float *dc = accel__floats(node->output->grad);
     accel__target da = accel__gradient_of(acc, node->input[0]);
     if (da.at) {
-        accel_gemm g = f.transpose_a ? accel__gemm_of(f.transpose_b, true, f.k, f.m, f.n, f.b, f.ldb, dc, f.n, da.at, da.add)
-                                     : accel__gemm_of(false, !f.transpose_b, f.m, f.k, f.n, dc, f.n, f.b, f.ldb, da.at, da.add);
+        accel_gemm g = f.transpose_a
+                           ? accel__gemm_of(f.transpose_b, true, f.k, f.m, f.n, f.b, f.ldb, dc, f.n, da.at, da.add)
+                           : accel__gemm_of(false, !f.transpose_b, f.m, f.k, f.n, dc, f.n, f.b, f.ldb, da.at, da.add);
         g.stride_a = f.transpose_a ? f.stride_b : f.stride_c;
         g.stride_b = f.transpose_a ? f.stride_c : f.stride_b;
         g.stride_c = f.stride_a;
@@ -4257,8 +4349,9 @@ static void accel__matmul_backward(accel_t *acc, accel__node *node) {
     }
     accel__target db = accel__gradient_of(acc, node->input[1]);
     if (db.at) {
-        accel_gemm g = f.transpose_b ? accel__gemm_of(true, f.transpose_a, f.n, f.k, f.m, dc, f.n, f.a, f.lda, db.at, db.add)
-                                     : accel__gemm_of(!f.transpose_a, false, f.k, f.n, f.m, f.a, f.lda, dc, f.n, db.at, db.add);
+        accel_gemm g = f.transpose_b
+                           ? accel__gemm_of(true, f.transpose_a, f.n, f.k, f.m, dc, f.n, f.a, f.lda, db.at, db.add)
+                           : accel__gemm_of(!f.transpose_a, false, f.k, f.n, f.m, f.a, f.lda, dc, f.n, db.at, db.add);
         g.stride_a = f.transpose_b ? f.stride_c : f.stride_a;
         g.stride_b = f.transpose_b ? f.stride_a : f.stride_c;
         g.stride_c = f.stride_b;
@@ -4267,7 +4360,8 @@ static void accel__matmul_backward(accel_t *acc, accel__node *node) {
 }
 
 /* Shape of the product and the batch's strides; false, with an error, where the operands do not fit. */
-static bool accel__matmul_shape(accel_t *acc, const accel__slot *a, const accel__slot *b, accel_gemm *g, accel_shape *shape) {
+static bool accel__matmul_shape(accel_t *acc, const accel__slot *a, const accel__slot *b, accel_gemm *g,
+                                accel_shape *shape) {
     const accel_shape sa = a->shape, sb = b->shape;
     bool fits = sa.rank >= 2 && sb.rank >= 2;
     int inner_a = 0, inner_b = 0;
@@ -4311,7 +4405,8 @@ ACCEL_API accel_tensor accel_matmul_t(accel_tensor a, bool transpose_a, accel_te
     args.b = accel__data(in[1]);
     args.c = accel__data(out);
     acc->backend->gemm(acc, &args, 1);
-    accel__matmul_node *node = (accel__matmul_node *)accel__record(acc, sizeof *node, accel__matmul_backward, out, in, 2);
+    accel__matmul_node *node =
+        (accel__matmul_node *)accel__record(acc, sizeof *node, accel__matmul_backward, out, in, 2);
     if (node) node->args = args;
     return accel__result(acc, out);
 }
@@ -4357,7 +4452,8 @@ static void accel__linear_backward(accel_t *acc, accel__node *node) {
     int count = 0, part = l->out / l->parts;
     accel__target dx = accel__gradient_of(acc, node->input[0]);
     if (dx.at) {
-        gemm[count] = accel__gemm_of(false, false, l->rows, l->in, l->out, du, l->out, accel__data(weight), l->in, dx.at, dx.add);
+        gemm[count] =
+            accel__gemm_of(false, false, l->rows, l->in, l->out, du, l->out, accel__data(weight), l->in, dx.at, dx.add);
         gemm[count++].keep = weight->param ? &weight->param->packed : NULL;
     }
     for (int i = 0; i < l->parts; i++) {
@@ -4385,8 +4481,8 @@ static accel__slot *accel__linear(accel_t *acc, accel__slot *const *input, int p
     accel__slot *y = accel__new(acc, shape);
     if (!y) return NULL;
     int rows = (int)(x->count / in);
-    accel_gemm gemm = accel__gemm_of(false, true, rows, out, in, accel__data(x), in, accel__data(input[1]), in, accel__data(y),
-                                     false);
+    accel_gemm gemm = accel__gemm_of(false, true, rows, out, in, accel__data(x), in, accel__data(input[1]), in,
+                                     accel__data(y), false);
     accel__linear_node *node =
         (accel__linear_node *)accel__record(acc, sizeof *node, accel__linear_backward, y, input, 1 + 2 * parts);
     if (node) {
@@ -4407,10 +4503,12 @@ ACCEL_API accel_tensor accel_linear(accel_tensor x, accel_tensor weight, accel_t
     accel__slot *in[3] = {NULL, NULL, NULL};
     if (!accel__get_two(x, weight, "accel_linear", &in[0], &in[1])) return accel__null(acc);
     if (bias.id && !(in[2] = accel__operand_type(acc, bias, ACCEL_FLOAT32, "accel_linear"))) return accel__null(acc);
-    bool fits = in[0]->shape.rank >= 1 && in[1]->shape.rank == 2 && accel__shape_last(in[0]->shape) == in[1]->shape.dim[1] &&
+    bool fits = in[0]->shape.rank >= 1 && in[1]->shape.rank == 2 &&
+                accel__shape_last(in[0]->shape) == in[1]->shape.dim[1] &&
                 (!in[2] || (in[2]->shape.rank == 1 && in[2]->shape.dim[0] == in[1]->shape.dim[0]));
     if (!fits || in[0]->count / accel__shape_last(in[0]->shape) > INT_MAX) {
-        accel__fail(acc, ACCEL_BAD_SHAPE, "accel_linear: x %s, weight %s and bias %s do not fit; expected [.., in], [out, in], [out]",
+        accel__fail(acc, ACCEL_BAD_SHAPE,
+                    "accel_linear: x %s, weight %s and bias %s do not fit; expected [.., in], [out, in], [out]",
                     accel__shape_text(in[0]->shape).text, accel__shape_text(in[1]->shape).text,
                     in[2] ? accel__shape_text(in[2]->shape).text : "none");
         return accel__null(acc);
@@ -4462,11 +4560,13 @@ static void accel__embedding_backward(accel_t *acc, accel__node *node) {
     if (args.out) acc->backend->scatter(acc, &args);
 }
 
-static accel__slot *accel__embedding(accel_t *acc, accel__slot *table, accel__slot *ids, accel_shape shape, int padding) {
+static accel__slot *accel__embedding(accel_t *acc, accel__slot *table, accel__slot *ids, accel_shape shape,
+                                     int padding) {
     accel__slot *out = accel__new(acc, shape);
     if (!out) return NULL;
     accel__slot *in[2] = {table, ids};
-    accel_rows args = {accel__data(table), accel__ints(ids), accel__data(out), (int)ids->count, table->shape.dim[1], padding};
+    accel_rows args = {accel__data(table), accel__ints(ids),    accel__data(out),
+                       (int)ids->count,    table->shape.dim[1], padding};
     acc->backend->gather(acc, &args);
     accel__embedding_node *node =
         (accel__embedding_node *)accel__record(acc, sizeof *node, accel__embedding_backward, out, in, 2);
@@ -4481,15 +4581,16 @@ ACCEL_API accel_tensor accel_embedding(accel_tensor table, accel_tensor ids, int
     accel__slot *index = accel__operand_type(acc, ids, ACCEL_INT32, where);
     if (!rows || !index) return accel__null(acc);
     if (rows->shape.rank != 2 || index->shape.rank > 3 || index->count > INT_MAX) {
-        accel__fail(acc, ACCEL_BAD_SHAPE, "%s: a table [rows, width] and ids of up to 3 dimensions are expected, the shapes are %s and %s",
+        accel__fail(acc, ACCEL_BAD_SHAPE,
+                    "%s: a table [rows, width] and ids of up to 3 dimensions are expected, the shapes are %s and %s",
                     where, accel__shape_text(rows->shape).text, accel__shape_text(index->shape).text);
         return accel__null(acc);
     }
     for (int64_t i = 0; i < index->count; i++) {
         int32_t id = accel__ints(index)[i];
         if (id >= 0 && id < rows->shape.dim[0]) continue;
-        accel__fail(acc, ACCEL_BAD_DATA, "%s: id %d at position %lld; the table has rows 0 .. %d", where, id, (long long)i,
-                    rows->shape.dim[0] - 1);
+        accel__fail(acc, ACCEL_BAD_DATA, "%s: id %d at position %lld; the table has rows 0 .. %d", where, id,
+                    (long long)i, rows->shape.dim[0] - 1);
         return accel__null(acc);
     }
     accel_shape shape = index->shape;
@@ -4509,8 +4610,9 @@ static void accel__norm_parameters(accel_t *acc, accel__node *node, const accel_
     int blocks = accel__pieces(args->rows, ACCEL_NORM_BLOCK);
     for (int i = 0; i < 2; i++) {
         accel__target target = accel__gradient_of(acc, node->input[1 + i]);
-        accel_axis sum = {1, blocks, args->width, 2 * (int64_t)args->width, 1, args->partial + i * args->width, target.at,
-                          target.add};
+        accel_axis sum = {
+            1,         blocks,    args->width, 2 * (int64_t)args->width, 1, args->partial + i * args->width,
+            target.at, target.add};
         if (target.at) acc->backend->reduce(acc, &sum);
     }
 }
@@ -4536,8 +4638,8 @@ static void accel__norm_backward(accel_t *acc, accel__node *node) {
     accel__block_release(acc, partial);
 }
 
-static accel__slot *accel__norm(accel_t *acc, accel__slot *x, accel__slot *residual, accel__slot *weight, accel__slot *bias,
-                                float eps, accel_mask mask) {
+static accel__slot *accel__norm(accel_t *acc, accel__slot *x, accel__slot *residual, accel__slot *weight,
+                                accel__slot *bias, float eps, accel_mask mask) {
     accel__slot *in[4] = {x, weight, bias, residual}, *out = accel__new(acc, x->shape);
     if (!out) return NULL;
     int width = accel__shape_last(x->shape), rows = (int)(x->count / width);
@@ -4569,7 +4671,8 @@ ACCEL_API accel_tensor accel_layer_norm(accel_tensor x, accel_tensor weight, acc
     accel__slot *b = accel__operand_type(x.acc, bias, ACCEL_FLOAT32, where);
     if (!in || !w || !b) return accel__null(x.acc);
     int width = accel__shape_last(in->shape);
-    if (in->shape.rank < 1 || w->shape.rank != 1 || w->shape.dim[0] != width || !accel__shape_equal(w->shape, b->shape)) {
+    if (in->shape.rank < 1 || w->shape.rank != 1 || w->shape.dim[0] != width ||
+        !accel__shape_equal(w->shape, b->shape)) {
         accel__fail(x.acc, ACCEL_BAD_SHAPE, "%s: x %s needs weight and bias of shape [%d], they are %s and %s", where,
                     accel__shape_text(in->shape).text, width, accel__shape_text(w->shape).text,
                     accel__shape_text(b->shape).text);
@@ -4642,8 +4745,8 @@ static accel__slot *accel__drop(accel_t *acc, accel__slot *in, int64_t rows, acc
 }
 
 static bool accel__probability(accel_t *acc, const char *where, float p) {
-    return (p >= 0 && p <= 1) || accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: a probability from 0 to 1 is expected, not %g", where,
-                                             (double)p);
+    return (p >= 0 && p <= 1) ||
+           accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: a probability from 0 to 1 is expected, not %g", where, (double)p);
 }
 
 ACCEL_API accel_tensor accel_dropout(accel_tensor x, float p) {
@@ -4703,7 +4806,8 @@ static accel__block *accel__attend_layout(accel_t *acc, accel_attend *args, cons
     return block;
 }
 
-static accel__slot *accel__attend(accel_t *acc, accel__slot *qkv, int heads, int sequences, const int32_t *offsets, accel_mask mask) {
+static accel__slot *accel__attend(accel_t *acc, accel__slot *qkv, int heads, int sequences, const int32_t *offsets,
+                                  accel_mask mask) {
     int tokens = qkv->shape.dim[0], width = qkv->shape.dim[1] / 3;
     accel__slot *out = accel__new(acc, accel_2d(tokens, width));
     accel_attend args = {.sequences = sequences, .heads = heads, .width = width, .mask = mask};
@@ -4719,7 +4823,8 @@ static accel__slot *accel__attend(accel_t *acc, accel__slot *qkv, int heads, int
     }
     accel__block_release(acc, scratch);
     accel__attend_node *node = NULL;
-    if (probabilities) node = (accel__attend_node *)accel__record(acc, sizeof *node, accel__attend_backward, out, &qkv, 1);
+    if (probabilities)
+        node = (accel__attend_node *)accel__record(acc, sizeof *node, accel__attend_backward, out, &qkv, 1);
     if (node) {
         node->args = args;
         node->node.saved[0] = probabilities;
@@ -4734,14 +4839,17 @@ static accel__slot *accel__attend(accel_t *acc, accel__slot *qkv, int heads, int
 static bool accel__attend_check(accel_t *acc, const accel__slot *qkv, const accel_attention_desc *desc) {
     const char *where = "accel_attention";
     if (!desc || !desc->offsets || desc->sequences < 1 || desc->heads < 1)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: a description with heads, sequences and offsets is needed", where);
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: a description with heads, sequences and offsets is needed",
+                           where);
     if (qkv->shape.rank != 2 || qkv->shape.dim[1] % (3 * desc->heads))
-        return accel__fail(acc, ACCEL_BAD_SHAPE, "%s: qkv must be [tokens, 3 * width] with a width that %d heads divide, it is %s",
-                           where, desc->heads, accel__shape_text(qkv->shape).text);
+        return accel__fail(acc, ACCEL_BAD_SHAPE,
+                           "%s: qkv must be [tokens, 3 * width] with a width that %d heads divide, it is %s", where,
+                           desc->heads, accel__shape_text(qkv->shape).text);
     for (int i = 0; i < desc->sequences; i++)
         if (desc->offsets[0] != 0 || desc->offsets[i + 1] <= desc->offsets[i])
-            return accel__fail(acc, ACCEL_BAD_DATA, "%s: offsets must start with 0 and rise; sequence %d goes from %d to %d", where,
-                               i, desc->offsets[i], desc->offsets[i + 1]);
+            return accel__fail(acc, ACCEL_BAD_DATA,
+                               "%s: offsets must start with 0 and rise; sequence %d goes from %d to %d", where, i,
+                               desc->offsets[i], desc->offsets[i + 1]);
     if (desc->offsets[desc->sequences] != qkv->shape.dim[0])
         return accel__fail(acc, ACCEL_BAD_DATA, "%s: the offsets end at %d, qkv has %d tokens", where,
                            desc->offsets[desc->sequences], qkv->shape.dim[0]);
@@ -4777,13 +4885,19 @@ static void accel__custom_piece(void *argument, int piece) {
     run->message[piece] = run->callback(&call);
 }
 
-static void accel__custom_call(accel_t *acc, const accel_custom_desc *desc, const char *(*callback)(const accel_custom_call *),
-                               accel__slot *const *input, accel__slot *output, float *const *gradients) {
+static void accel__custom_call(accel_t *acc, const accel_custom_desc *desc,
+                               const char *(*callback)(const accel_custom_call *), accel__slot *const *input,
+                               accel__slot *output, float *const *gradients) {
     int pieces = desc->pieces ? desc->pieces : 1;
     accel__block *messages = accel__block_new(acc, (size_t)pieces * sizeof(char *));
     if (!messages) return;
-    accel__custom_run run = {callback, {.pieces = pieces, .input_count = desc->input_count, .output = accel__data(output),
-                             .shape = output->shape, .output_grad = accel__floats(output->grad), .user = desc->user},
+    accel__custom_run run = {callback,
+                             {.pieces = pieces,
+                              .input_count = desc->input_count,
+                              .output = accel__data(output),
+                              .shape = output->shape,
+                              .output_grad = accel__floats(output->grad),
+                              .user = desc->user},
                              (const char **)(void *)messages->base};
     for (int i = 0; i < desc->input_count; i++) {
         run.call.input[i] = input[i]->data;
@@ -4818,7 +4932,8 @@ static void accel__custom_backward(accel_t *acc, accel__node *node) {
 ACCEL_API accel_tensor accel_custom(accel_t *acc, const accel_custom_desc *desc) {
     if (accel_failed(acc)) return accel__null(acc);
     const char *where = desc && desc->name ? desc->name : "accel_custom";
-    if (!desc || !desc->forward || desc->input_count < 0 || desc->input_count > ACCEL_CUSTOM_INPUTS || desc->pieces < 0) {
+    if (!desc || !desc->forward || desc->input_count < 0 || desc->input_count > ACCEL_CUSTOM_INPUTS ||
+        desc->pieces < 0) {
         accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: a forward callback, 0 to %d inputs and pieces >= 0 are needed", where,
                     ACCEL_CUSTOM_INPUTS);
         return accel__null(acc);
@@ -4934,7 +5049,8 @@ static accel__param *accel__param_find(const accel_model *model, const char *nam
 }
 
 /* Adds a parameter whose values lie at `data`; the first of several that share a storage owns it. */
-static accel__param *accel__param_add(accel_model *model, const char *name, accel_shape shape, float *data, void *storage) {
+static accel__param *accel__param_add(accel_model *model, const char *name, accel_shape shape, float *data,
+                                      void *storage) {
     accel_t *acc = model->object.acc;
     accel__param *param = (accel__param *)accel__alloc_zero(acc, sizeof *param);
     accel__slot *slot = param ? accel__slot_take(acc) : NULL;
@@ -4959,12 +5075,14 @@ static bool accel__param_check(accel_model *model, const char *name, accel_shape
     accel_t *acc = model->object.acc;
     if (!name || !*name) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_parameter: a name is needed");
     if (accel__param_find(model, name))
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_parameter: model %s has a parameter %s already", model->name, name);
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_parameter: model %s has a parameter %s already", model->name,
+                           name);
     return accel__shape_check(acc, name, shape);
 }
 
 /* `count` parameters of one shape that lie one behind the other, without values yet. */
-static bool accel__params_joined(accel_model *model, const char *const *names, int count, accel_shape shape, accel__slot **slots) {
+static bool accel__params_joined(accel_model *model, const char *const *names, int count, accel_shape shape,
+                                 accel__slot **slots) {
     accel_t *acc = model->object.acc;
     if (acc->code != ACCEL_OK) return false;
     for (int i = 0; i < count; i++)
@@ -5013,7 +5131,8 @@ static void accel__param_random(accel__param *param, double scale, bool normal) 
     accel__slot *slot = param->slot;
     float *values = (float *)accel__alloc(acc, accel__param_bytes(param));
     if (!values) return;
-    uint64_t key = accel__mix(accel__mix(acc->desc.seed, accel__hash_text(param->model->name)), accel__hash_text(param->name));
+    uint64_t key =
+        accel__mix(accel__mix(acc->desc.seed, accel__hash_text(param->model->name)), accel__hash_text(param->name));
     accel__init args = {values, slot->count, key, scale, normal};
     accel__parallel(acc, accel__pieces(slot->count, ACCEL__ELEMENTS), accel__init_piece, &args);
     acc->backend->upload(acc, slot->data, values, accel__param_bytes(param));
@@ -5027,11 +5146,12 @@ static void accel__param_fill(accel__slot *slot, float value) {
     accel__param_changed(slot->param);
 }
 
-static accel_tensor accel__parameter(accel_model *model, const char *name, accel_shape shape, float scale, bool normal) {
+static accel_tensor accel__parameter(accel_model *model, const char *name, accel_shape shape, float scale,
+                                     bool normal) {
     if (!model || model->object.acc->code != ACCEL_OK) return accel__null(model ? model->object.acc : NULL);
     if (!(scale >= 0) || !isfinite(scale)) {
-        accel__fail(model->object.acc, ACCEL_BAD_ARGUMENT, "accel_parameter: %s cannot have values of spread %g", name ? name : "(null)",
-                    (double)scale);
+        accel__fail(model->object.acc, ACCEL_BAD_ARGUMENT, "accel_parameter: %s cannot have values of spread %g",
+                    name ? name : "(null)", (double)scale);
         return accel__null(model->object.acc);
     }
     accel__slot *slot = accel__param_new(model, name, shape);
@@ -5121,10 +5241,12 @@ ACCEL_API bool accel_set_label_names(accel_model *model, const char *const *name
     accel_t *acc = model->object.acc;
     const accel_encoder_config *config = accel_encoder_config_of(model);
     if (!names || count < 1 || (config && count != config->num_labels))
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_set_label_names: %d names were given, the model has %d labels", count,
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                           "accel_set_label_names: %d names were given, the model has %d labels", count,
                            config ? config->num_labels : 0);
     for (int i = 0; i < count; i++)
-        if (!names[i]) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_set_label_names: name %d is a null pointer", i);
+        if (!names[i])
+            return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_set_label_names: name %d is a null pointer", i);
     accel__label_names_free(model);
     model->label_names = (char **)accel__alloc_zero(acc, (size_t)count * sizeof *model->label_names);
     if (!model->label_names) return false;
@@ -5169,7 +5291,8 @@ ACCEL_API accel_layer accel_layer_norm_layer(int width) {
 static bool accel__layer_create(accel_model *model, int i, const accel_layer *layer, int *width) {
     accel_t *acc = model->object.acc;
     if (layer->in && *width && layer->in != *width)
-        return accel__fail(acc, ACCEL_BAD_SHAPE, "accel_sequential: layer %d takes %d features, the layers before it give %d", i, layer->in,
+        return accel__fail(acc, ACCEL_BAD_SHAPE,
+                           "accel_sequential: layer %d takes %d features, the layers before it give %d", i, layer->in,
                            *width);
     if (layer->out) *width = layer->out;
     char weight[32], bias[32];
@@ -5177,7 +5300,8 @@ static bool accel__layer_create(accel_model *model, int i, const accel_layer *la
     snprintf(bias, sizeof bias, "%d.bias", i);
     if (layer->kind == ACCEL__LINEAR_LAYER) {
         if (layer->in < 1 || layer->out < 1)
-            return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_sequential: layer %d is linear from %d to %d", i, layer->in, layer->out);
+            return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_sequential: layer %d is linear from %d to %d", i,
+                               layer->in, layer->out);
         float bound = 1.0f / sqrtf((float)layer->in);
         accel_parameter_uniform(model, weight, accel_2d(layer->out, layer->in), bound);
         accel_parameter_uniform(model, bias, accel_1d(layer->out), bound);
@@ -5269,12 +5393,24 @@ static void accel__encoder_destroy(accel_t *acc, accel__encoder *encoder) {
 
 ACCEL_API accel_encoder_config accel_encoder_defaults(accel_architecture architecture) {
     bool bert = architecture == ACCEL_BERT;
-    return (accel_encoder_config){
-        .architecture = architecture, .problem = ACCEL_SINGLE_LABEL, .vocab_size = 30522, .max_positions = 512,
-        .type_vocab_size = bert ? 2 : 0, .dim = 768, .layers = bert ? 12 : 6, .heads = 12, .hidden_dim = 3072, .num_labels = 2,
-        .pad_token_id = 0, .activation = ACCEL_GELU, .sinusoidal_positions = false, .dropout = 0.1f,
-        .attention_dropout = 0.1f, .classifier_dropout = bert ? 0.1f : 0.2f, .layer_norm_eps = 1e-12f,
-        .initializer_range = 0.02f};
+    return (accel_encoder_config){.architecture = architecture,
+                                  .problem = ACCEL_SINGLE_LABEL,
+                                  .vocab_size = 30522,
+                                  .max_positions = 512,
+                                  .type_vocab_size = bert ? 2 : 0,
+                                  .dim = 768,
+                                  .layers = bert ? 12 : 6,
+                                  .heads = 12,
+                                  .hidden_dim = 3072,
+                                  .num_labels = 2,
+                                  .pad_token_id = 0,
+                                  .activation = ACCEL_GELU,
+                                  .sinusoidal_positions = false,
+                                  .dropout = 0.1f,
+                                  .attention_dropout = 0.1f,
+                                  .classifier_dropout = bert ? 0.1f : 0.2f,
+                                  .layer_norm_eps = 1e-12f,
+                                  .initializer_range = 0.02f};
 }
 
 static bool accel__encoder_check(accel_t *acc, const accel_encoder_config *c) {
@@ -5284,23 +5420,27 @@ static bool accel__encoder_check(accel_t *acc, const accel_encoder_config *c) {
         {"heads", c->heads}, {"hidden_dim", c->hidden_dim}, {"num_labels", c->num_labels}};
     for (int i = 0; i < ACCEL__COUNT(sizes); i++)
         if (sizes[i].value < 1 || sizes[i].value > 1 << 24)
-            return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %s is %d, it must be at least 1 (start from accel_encoder_defaults)", where,
+            return accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                               "%s: %s is %d, it must be at least 1 (start from accel_encoder_defaults)", where,
                                sizes[i].name, sizes[i].value);
     if (c->architecture != ACCEL_DISTILBERT && c->architecture != ACCEL_BERT)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: unknown architecture %d", where, (int)c->architecture);
     if (c->architecture == ACCEL_BERT && c->type_vocab_size < 1)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: type_vocab_size is %d, BERT needs at least 1", where, c->type_vocab_size);
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: type_vocab_size is %d, BERT needs at least 1", where,
+                           c->type_vocab_size);
     if (c->dim % c->heads)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %d heads do not divide dim %d", where, c->heads, c->dim);
     if (c->activation != ACCEL_GELU && c->activation != ACCEL_GELU_TANH && c->activation != ACCEL_RELU)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: the activation must be ACCEL_GELU, ACCEL_GELU_TANH or ACCEL_RELU", where);
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                           "%s: the activation must be ACCEL_GELU, ACCEL_GELU_TANH or ACCEL_RELU", where);
     if ((int)c->problem < 0 || c->problem > ACCEL_REGRESSION)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: unknown problem %d", where, (int)c->problem);
     if (c->pad_token_id < -1 || c->pad_token_id >= c->vocab_size)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: pad_token_id is %d, expected -1 (none) to %d", where, c->pad_token_id,
-                           c->vocab_size - 1);
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: pad_token_id is %d, expected -1 (none) to %d", where,
+                           c->pad_token_id, c->vocab_size - 1);
     if (!(c->layer_norm_eps > 0) || !(c->initializer_range >= 0))
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: layer_norm_eps %g must be above 0 and initializer_range %g not below", where,
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                           "%s: layer_norm_eps %g must be above 0 and initializer_range %g not below", where,
                            (double)c->layer_norm_eps, (double)c->initializer_range);
     return accel__probability(acc, where, c->dropout) && accel__probability(acc, where, c->attention_dropout) &&
            accel__probability(acc, where, c->classifier_dropout);
@@ -5318,8 +5458,10 @@ static void accel__encoder_pair(accel_model *model, const char *prefix, const ch
     *bias = accel__param_new(model, name, accel_1d(rows ? rows : columns));
 }
 
-/* The weights of query, key and value lie one behind the other, and so do their biases: one product computes all three. */
-static void accel__encoder_qkv(accel_model *model, const char *prefix, const char *const *middle, int dim, accel__encoder_layer *l) {
+/* The weights of query, key and value lie one behind the other, and so do their biases: one product computes all three.
+ */
+static void accel__encoder_qkv(accel_model *model, const char *prefix, const char *const *middle, int dim,
+                               accel__encoder_layer *l) {
     char name[6][160];
     const char *weights[3] = {name[0], name[1], name[2]}, *biases[3] = {name[3], name[4], name[5]};
     for (int i = 0; i < 3; i++) {
@@ -5337,15 +5479,16 @@ static void accel__encoder_qkv(accel_model *model, const char *prefix, const cha
 
 static void accel__encoder_layer_create(accel_model *model, int index, accel__encoder_layer *l) {
     const accel_encoder_config *c = &model->encoder->config;
-    static const char *const distilbert[] = {"attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
-                                             "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"};
+    static const char *const distilbert[] = {"attention.q_lin",   "attention.k_lin",  "attention.v_lin",
+                                             "attention.out_lin", "sa_layer_norm",    "ffn.lin1",
+                                             "ffn.lin2",          "output_layer_norm"};
     static const char *const bert[] = {"attention.self.query", "attention.self.key", "attention.self.value",
                                        "attention.output.dense", "attention.output.LayerNorm", "intermediate.dense",
                                        "output.dense", "output.LayerNorm"};
     const char *const *names = c->architecture == ACCEL_BERT ? bert : distilbert;
     char prefix[64];
-    snprintf(prefix, sizeof prefix, c->architecture == ACCEL_BERT ? "bert.encoder.layer.%d." : "distilbert.transformer.layer.%d.",
-             index);
+    snprintf(prefix, sizeof prefix,
+             c->architecture == ACCEL_BERT ? "bert.encoder.layer.%d." : "distilbert.transformer.layer.%d.", index);
     accel__encoder_qkv(model, prefix, names, c->dim, l);
     accel__encoder_pair(model, prefix, names[3], c->dim, c->dim, &l->out_weight, &l->out_bias);
     accel__encoder_pair(model, prefix, names[4], 0, c->dim, &l->norm_weight, &l->norm_bias);
@@ -5368,12 +5511,13 @@ static void accel__encoder_create_parameters(accel_model *model) {
     if (bert) e->type = accel__param_new(model, name, accel_2d(c->type_vocab_size, c->dim));
     accel__encoder_pair(model, prefix, "embeddings.LayerNorm", 0, c->dim, &e->norm_weight, &e->norm_bias);
     for (int i = 0; i < c->layers; i++) accel__encoder_layer_create(model, i, &e->layer[i]);
-    accel__encoder_pair(model, bert ? prefix : "", bert ? "pooler.dense" : "pre_classifier", c->dim, c->dim, &e->pool_weight,
-                        &e->pool_bias);
+    accel__encoder_pair(model, bert ? prefix : "", bert ? "pooler.dense" : "pre_classifier", c->dim, c->dim,
+                        &e->pool_weight, &e->pool_bias);
     accel__encoder_pair(model, "", "classifier", c->num_labels, c->dim, &e->classifier_weight, &e->classifier_bias);
 }
 
-/* Row p: sin(p / 10000^(2i/dim)) in column 2i, the cosine in column 2i + 1 (DistilBERT's create_sinusoidal_embeddings). */
+/* Row p: sin(p / 10000^(2i/dim)) in column 2i, the cosine in column 2i + 1 (DistilBERT's create_sinusoidal_embeddings).
+ */
 static void accel__encoder_sinusoids(accel__slot *slot) {
     accel_t *acc = slot->param->model->object.acc;
     int dim = slot->shape.dim[1];
@@ -5388,7 +5532,8 @@ static void accel__encoder_sinusoids(accel__slot *slot) {
     accel__free(acc, row);
 }
 
-/* Transformers' _init_weights: weights and embeddings Normal(0, initializer_range), biases 0, layer norms 1 and 0, padding row 0. */
+/* Transformers' _init_weights: weights and embeddings Normal(0, initializer_range), biases 0, layer norms 1 and 0,
+   padding row 0. */
 ACCEL_API int accel_encoder_reset(accel_model *model, const char *match) {
     accel__encoder *e = model ? model->encoder : NULL;
     int matched = 0;
@@ -5398,7 +5543,8 @@ ACCEL_API int accel_encoder_reset(accel_model *model, const char *match) {
         if (!accel__match(match, param->name)) continue;
         bool matrix = param->slot->shape.rank == 2, norm = accel__match("*orm.weight", param->name);
         if (param->slot == e->position && e->config.sinusoidal_positions) accel__encoder_sinusoids(param->slot);
-        else if (matrix && e->config.initializer_range > 0) accel__param_random(param, e->config.initializer_range, true);
+        else if (matrix && e->config.initializer_range > 0)
+            accel__param_random(param, e->config.initializer_range, true);
         else accel__param_fill(param->slot, norm ? 1.0f : 0.0f);
         if (param->slot == e->word && e->config.pad_token_id >= 0)
             model->object.acc->backend->fill(model->object.acc,
@@ -5420,8 +5566,10 @@ ACCEL_API accel_model *accel__encoder_build(accel_t *acc, const accel_encoder_co
     accel__encoder *encoder = model->encoder = (accel__encoder *)accel__alloc_zero(acc, sizeof *encoder);
     if (encoder) {
         encoder->config = *config;
-        encoder->layer = (accel__encoder_layer *)accel__alloc_zero(acc, (size_t)config->layers * sizeof *encoder->layer);
-        encoder->hidden = (accel_tensor *)accel__alloc_zero(acc, ((size_t)config->layers + 1) * sizeof *encoder->hidden);
+        encoder->layer =
+            (accel__encoder_layer *)accel__alloc_zero(acc, (size_t)config->layers * sizeof *encoder->layer);
+        encoder->hidden =
+            (accel_tensor *)accel__alloc_zero(acc, ((size_t)config->layers + 1) * sizeof *encoder->hidden);
         if (encoder->layer && encoder->hidden) accel__encoder_create_parameters(model);
     }
     if (acc->code == ACCEL_OK) return model;
@@ -5441,7 +5589,8 @@ ACCEL_API const accel_encoder_config *accel_encoder_config_of(const accel_model 
 
 static accel__encoder *accel__encoder_of(accel_model *model, const char *where) {
     if (!model || accel_failed(model->object.acc)) return NULL;
-    if (!model->encoder) accel__fail(model->object.acc, ACCEL_BAD_ARGUMENT, "%s: model %s is no encoder", where, model->name);
+    if (!model->encoder)
+        accel__fail(model->object.acc, ACCEL_BAD_ARGUMENT, "%s: model %s is no encoder", where, model->name);
     return model->encoder;
 }
 
@@ -5466,18 +5615,20 @@ typedef struct accel__fault {
     char text[192];
 } accel__fault;
 
-static accel__fault accel__example_fault(const accel_encoder_config *c, const int32_t *ids, const int32_t *types, int64_t length,
-                                         const int32_t *label) {
+static accel__fault accel__example_fault(const accel_encoder_config *c, const int32_t *ids, const int32_t *types,
+                                         int64_t length, const int32_t *label) {
     accel__fault fault = {""};
     if (length > c->max_positions)
-        snprintf(fault.text, sizeof fault.text, "%lld tokens, the model has %d positions", (long long)length, c->max_positions);
+        snprintf(fault.text, sizeof fault.text, "%lld tokens, the model has %d positions", (long long)length,
+                 c->max_positions);
     for (int64_t t = 0; t < length && !*fault.text; t++) {
         if (ids[t] < 0 || ids[t] >= c->vocab_size)
-            snprintf(fault.text, sizeof fault.text, "token id %d at position %lld, the model's vocabulary has ids 0 .. %d", ids[t],
-                     (long long)t, c->vocab_size - 1);
+            snprintf(fault.text, sizeof fault.text,
+                     "token id %d at position %lld, the model's vocabulary has ids 0 .. %d", ids[t], (long long)t,
+                     c->vocab_size - 1);
         else if (types && c->architecture == ACCEL_BERT && (types[t] < 0 || types[t] >= c->type_vocab_size))
-            snprintf(fault.text, sizeof fault.text, "token type %d at position %lld, the model has types 0 .. %d", types[t],
-                     (long long)t, c->type_vocab_size - 1);
+            snprintf(fault.text, sizeof fault.text, "token type %d at position %lld, the model has types 0 .. %d",
+                     types[t], (long long)t, c->type_vocab_size - 1);
     }
     if (!*fault.text && label && c->problem == ACCEL_SINGLE_LABEL && *label != ACCEL_IGNORE &&
         (*label < 0 || *label >= c->num_labels))
@@ -5490,7 +5641,8 @@ static bool accel__batch_offsets(accel_t *acc, const char *where, const accel_ba
     if (!batch || batch->examples < 1 || !batch->ids || !batch->offsets)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: the batch is empty", where);
     if (batch->offsets[0] != 0)
-        return accel__fail(acc, ACCEL_BAD_DATA, "%s: the batch's offsets begin with %d, not 0", where, batch->offsets[0]);
+        return accel__fail(acc, ACCEL_BAD_DATA, "%s: the batch's offsets begin with %d, not 0", where,
+                           batch->offsets[0]);
     for (int i = 0; i < batch->examples; i++)
         if (batch->offsets[i + 1] <= batch->offsets[i])
             return accel__fail(acc, ACCEL_BAD_DATA, "%s: %s is empty", where, accel__row_text(batch, i).text);
@@ -5502,14 +5654,17 @@ static bool accel__batch_offsets(accel_t *acc, const char *where, const accel_ba
 static bool accel__batch_check(accel_t *acc, const accel_encoder_config *c, const accel_batch *batch) {
     if (!accel__batch_offsets(acc, "accel_forward", batch)) return false;
     if (batch->targets && batch->targets_per_example != c->num_labels)
-        return accel__fail(acc, ACCEL_BAD_DATA, "accel_forward: the batch has %d targets per example, the model has %d labels",
+        return accel__fail(acc, ACCEL_BAD_DATA,
+                           "accel_forward: the batch has %d targets per example, the model has %d labels",
                            batch->targets_per_example, c->num_labels);
     for (int i = 0; i < batch->examples; i++) {
         int32_t begin = batch->offsets[i], length = batch->offsets[i + 1] - begin;
-        accel__fault fault = accel__example_fault(c, batch->ids + begin, batch->token_types ? batch->token_types + begin : NULL, length,
-                                                  batch->labels ? &batch->labels[i] : NULL);
+        accel__fault fault =
+            accel__example_fault(c, batch->ids + begin, batch->token_types ? batch->token_types + begin : NULL, length,
+                                 batch->labels ? &batch->labels[i] : NULL);
         if (*fault.text)
-            return accel__fail(acc, ACCEL_BAD_DATA, "accel_forward: %s: %s", accel__row_text(batch, i).text, fault.text);
+            return accel__fail(acc, ACCEL_BAD_DATA, "accel_forward: %s: %s", accel__row_text(batch, i).text,
+                               fault.text);
     }
     return true;
 }
@@ -5525,8 +5680,14 @@ typedef struct accel__pass {
     const uint64_t *keys;   /* of each token: a function of its example's ordinal and its position */
 } accel__pass;
 
-enum { ACCEL__SITE_EMBEDDING, ACCEL__SITE_ATTENTION, ACCEL__SITE_SELF_OUTPUT, ACCEL__SITE_OUTPUT, ACCEL__SITE_CLASSIFIER,
-       ACCEL__SITES };
+enum {
+    ACCEL__SITE_EMBEDDING,
+    ACCEL__SITE_ATTENTION,
+    ACCEL__SITE_SELF_OUTPUT,
+    ACCEL__SITE_OUTPUT,
+    ACCEL__SITE_CLASSIFIER,
+    ACCEL__SITES
+};
 
 static accel_mask accel__pass_mask(const accel__pass *pass, int layer, int site, float p) {
     uint64_t place = accel__mix(pass->place, (uint64_t)(layer * ACCEL__SITES + site));
@@ -5593,13 +5754,16 @@ static accel__slot *accel__encoder_embed(const accel__pass *pass) {
     }
     x = accel__sum_of(pass, x, accel__embedding(acc, e->position, positions, shape, -1));
     if (!x) return NULL;
-    accel__slot *normed = accel__norm(acc, x, NULL, e->norm_weight, e->norm_bias, e->config.layer_norm_eps, (accel_mask){0});
+    accel__slot *normed =
+        accel__norm(acc, x, NULL, e->norm_weight, e->norm_bias, e->config.layer_norm_eps, (accel_mask){0});
     accel__pass_done(pass, x);
     if (!normed) return NULL;
-    return accel__drop(acc, normed, pass->batch->tokens, accel__pass_mask(pass, 0, ACCEL__SITE_EMBEDDING, e->config.dropout));
+    return accel__drop(acc, normed, pass->batch->tokens,
+                       accel__pass_mask(pass, 0, ACCEL__SITE_EMBEDDING, e->config.dropout));
 }
 
-static accel__slot *accel__dense(accel_t *acc, accel__slot *x, accel__slot *weight, accel__slot *bias, accel_activation activation) {
+static accel__slot *accel__dense(accel_t *acc, accel__slot *x, accel__slot *weight, accel__slot *bias,
+                                 accel_activation activation) {
     accel__slot *in[3] = {x, weight, bias};
     return x ? accel__linear(acc, in, 1, activation) : NULL;
 }
@@ -5611,7 +5775,8 @@ static accel__slot *accel__encoder_layer_forward(const accel__pass *pass, int in
     const accel__encoder_layer *l = &pass->encoder->layer[index];
     /* DistilBERT has no dropout behind the attention's output. */
     float after_attention = c->architecture == ACCEL_BERT ? c->dropout : 0;
-    accel__slot *in[7] = {x, l->qkv_weight[0], l->qkv_weight[1], l->qkv_weight[2], l->qkv_bias[0], l->qkv_bias[1], l->qkv_bias[2]};
+    accel__slot *in[7] = {
+        x, l->qkv_weight[0], l->qkv_weight[1], l->qkv_weight[2], l->qkv_bias[0], l->qkv_bias[1], l->qkv_bias[2]};
     accel__slot *qkv = accel__linear(acc, in, 3, ACCEL_NONE);
     if (!qkv) return NULL;
     accel__slot *attended = accel__attend(acc, qkv, c->heads, pass->batch->examples, pass->batch->offsets,
@@ -5643,7 +5808,8 @@ static accel__slot *accel__encoder_head(const accel__pass *pass, accel__slot *hi
     if (!first) return NULL;
     memcpy(first->data, pass->batch->offsets, (size_t)examples * sizeof(int32_t));
     accel__slot *x = accel__embedding(acc, hidden, first, accel_2d(examples, e->config.dim), -1);
-    x = accel__dense(acc, x, e->pool_weight, e->pool_bias, e->config.architecture == ACCEL_BERT ? ACCEL_TANH : ACCEL_RELU);
+    x = accel__dense(acc, x, e->pool_weight, e->pool_bias,
+                     e->config.architecture == ACCEL_BERT ? ACCEL_TANH : ACCEL_RELU);
     accel_mask mask = accel__pass_mask(pass, 0, ACCEL__SITE_CLASSIFIER, e->config.classifier_dropout);
     mask.rows = NULL;
     mask.first_row = (uint64_t)pass->batch->first_ordinal;
@@ -5656,7 +5822,8 @@ static accel_tensor accel__encoder_loss(accel__pass *pass, accel_tensor logits) 
     const accel_batch *b = pass->batch;
     const accel_encoder_config *c = &pass->encoder->config;
     if (c->problem == ACCEL_SINGLE_LABEL && b->labels)
-        return accel_cross_entropy(logits, accel_from_ints(acc, accel_1d(b->examples), b->labels), &pass->encoder->loss);
+        return accel_cross_entropy(logits, accel_from_ints(acc, accel_1d(b->examples), b->labels),
+                                   &pass->encoder->loss);
     if (c->problem == ACCEL_SINGLE_LABEL || !b->targets) return accel__null(acc);
     accel_tensor targets = accel_from_floats(acc, accel_2d(b->examples, c->num_labels), b->targets);
     return c->problem == ACCEL_REGRESSION ? accel_mse(logits, targets) : accel_bce_with_logits(logits, targets);
@@ -5706,8 +5873,9 @@ static void accel__loss_backward(accel_t *acc, accel__node *node) {
 }
 
 /* The scalar sum(parts) / divisor (0 where nothing counts), and its node; gradients are taken over. */
-static accel_tensor accel__loss_tensor(accel_t *acc, accel__slot *const *input, int count, accel__block *const *gradient,
-                                       const accel__block *parts, int part_count, double divisor) {
+static accel_tensor accel__loss_tensor(accel_t *acc, accel__slot *const *input, int count,
+                                       accel__block *const *gradient, const accel__block *parts, int part_count,
+                                       double divisor) {
     accel__slot *out = parts ? accel__new(acc, accel_0d()) : NULL;
     accel__loss_node *node =
         out ? (accel__loss_node *)accel__record(acc, sizeof *node, accel__loss_backward, out, input, count) : NULL;
@@ -5734,7 +5902,8 @@ static double accel__label_weight(accel_t *acc, const int32_t *labels, int n, in
     for (int i = 0; i < n; i++) {
         if (labels[i] == ACCEL_IGNORE) continue;
         if (labels[i] < 0 || labels[i] >= classes) {
-            accel__fail(acc, ACCEL_BAD_DATA, "accel_cross_entropy: label %d in row %d; there are labels 0 .. %d, and %d for none", labels[i],
+            accel__fail(acc, ACCEL_BAD_DATA,
+                        "accel_cross_entropy: label %d in row %d; there are labels 0 .. %d, and %d for none", labels[i],
                         i, classes - 1, ACCEL_IGNORE);
             return -1;
         }
@@ -5745,25 +5914,31 @@ static double accel__label_weight(accel_t *acc, const int32_t *labels, int n, in
 
 static bool accel__loss_desc_check(accel_t *acc, const char *where, const accel_cross_entropy_desc *d, int classes) {
     if (!(d->label_smoothing >= 0 && d->label_smoothing <= 1))
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: label_smoothing from 0 to 1 is expected, not %g", where, (double)d->label_smoothing);
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: label_smoothing from 0 to 1 is expected, not %g", where,
+                           (double)d->label_smoothing);
     if (d->class_weights && d->class_count != classes)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %d class weights were given for %d classes", where, d->class_count, classes);
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %d class weights were given for %d classes", where,
+                           d->class_count, classes);
     for (int c = 0; d->class_weights && c < classes; c++)
         if (!(d->class_weights[c] >= 0) || !isfinite(d->class_weights[c]))
-            return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: the weight of class %d is %g, it must be finite and not negative", where, c,
+            return accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                               "%s: the weight of class %d is %g, it must be finite and not negative", where, c,
                                (double)d->class_weights[c]);
     return true;
 }
 
-static bool accel__cross_entropy_check(accel_t *acc, const accel__slot *x, const accel__slot *labels, const accel_cross_entropy_desc *d) {
+static bool accel__cross_entropy_check(accel_t *acc, const accel__slot *x, const accel__slot *labels,
+                                       const accel_cross_entropy_desc *d) {
     const char *where = "accel_cross_entropy";
     if (x->shape.rank != 2 || labels->shape.rank != 1 || labels->shape.dim[0] != x->shape.dim[0])
-        return accel__fail(acc, ACCEL_BAD_SHAPE, "%s: logits [n, classes] and labels [n] are expected, the shapes are %s and %s", where,
+        return accel__fail(acc, ACCEL_BAD_SHAPE,
+                           "%s: logits [n, classes] and labels [n] are expected, the shapes are %s and %s", where,
                            accel__shape_text(x->shape).text, accel__shape_text(labels->shape).text);
     return accel__loss_desc_check(acc, where, d, x->shape.dim[1]);
 }
 
-ACCEL_API accel_tensor accel_cross_entropy(accel_tensor logits, accel_tensor labels, const accel_cross_entropy_desc *desc) {
+ACCEL_API accel_tensor accel_cross_entropy(accel_tensor logits, accel_tensor labels,
+                                           const accel_cross_entropy_desc *desc) {
     accel_t *acc = logits.acc ? logits.acc : labels.acc;
     accel_cross_entropy_desc d = desc ? *desc : (accel_cross_entropy_desc){0};
     accel__slot *x = accel__operand_type(acc, logits, ACCEL_FLOAT32, "accel_cross_entropy");
@@ -5871,18 +6046,21 @@ static float accel__or(float value, float standard) {
 
 static bool accel__check_number(accel_t *acc, const char *where, const char *name, float value, float low, float high) {
     if (value >= low && value <= high) return true;
-    return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %s is %g, expected %g to %g", where, name, (double)value, (double)low, (double)high);
+    return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %s is %g, expected %g to %g", where, name, (double)value,
+                       (double)low, (double)high);
 }
 
 static bool accel__groups_copy(accel_optimizer *opt, const char *where, const accel_param_group *groups, int count) {
     accel_t *acc = opt->object.acc;
-    if (count < 0 || (count && !groups)) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %d groups at a null pointer", where, count);
+    if (count < 0 || (count && !groups))
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %d groups at a null pointer", where, count);
     if (!count) return true;
     opt->groups = (accel_param_group *)accel__alloc_zero(acc, (size_t)count * sizeof *groups);
     for (int i = 0; i < count && opt->groups; i++) {
         if (!groups[i].match) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: group %d has no patterns", where, i);
         if (!accel__check_number(acc, where, "a group's lr", accel__or(groups[i].lr, 0), 0, FLT_MAX) ||
-            !accel__check_number(acc, where, "a group's weight_decay", accel__or(groups[i].weight_decay, 0), 0, FLT_MAX))
+            !accel__check_number(acc, where, "a group's weight_decay", accel__or(groups[i].weight_decay, 0), 0,
+                                 FLT_MAX))
             return false;
         opt->groups[i] = groups[i];
         opt->groups[i].match = accel__strdup(acc, groups[i].match);
@@ -5929,13 +6107,15 @@ ACCEL_API bool accel_optimizer_add(accel_optimizer *opt, accel_model *model) {
     accel_t *acc = opt ? opt->object.acc : NULL;
     if (accel_failed(acc)) return false;
     if (!model || model->object.acc != acc || !accel__param_count(model))
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_optimizer_add: a model of this context with parameters is needed");
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                           "accel_optimizer_add: a model of this context with parameters is needed");
     if (opt->object.uses[ACCEL__COUNT(opt->object.uses) - 1])
         return accel__fail(acc, ACCEL_BAD_STATE, "accel_optimizer_add: an optimizer trains %d models at most",
                            ACCEL__COUNT(opt->object.uses));
     for (int i = 0; i < accel__param_count(model); i++)
         if (model->params[i]->optimizer)
-            return accel__fail(acc, ACCEL_BAD_STATE, "accel_optimizer_add: parameter %s of model %s belongs to an optimizer already",
+            return accel__fail(acc, ACCEL_BAD_STATE,
+                               "accel_optimizer_add: parameter %s of model %s belongs to an optimizer already",
                                model->params[i]->name, model->name);
     for (int i = 0; i < accel__param_count(model); i++) {
         accel__param *param = model->params[i];
@@ -5948,10 +6128,12 @@ ACCEL_API bool accel_optimizer_add(accel_optimizer *opt, accel_model *model) {
     return accel__updates_grow(opt);
 }
 
-static accel_optimizer *accel__optimizer_create(accel_t *acc, const char *where, accel_model *model, accel_update_rule rule, float lr,
-                                                float weight_decay, const accel_param_group *groups, int count) {
+static accel_optimizer *accel__optimizer_create(accel_t *acc, const char *where, accel_model *model,
+                                                accel_update_rule rule, float lr, float weight_decay,
+                                                const accel_param_group *groups, int count) {
     if (accel_failed(acc)) return NULL;
-    accel_optimizer *opt = (accel_optimizer *)accel__object_create(acc, ACCEL__OPTIMIZER, sizeof *opt, accel__optimizer_destroy);
+    accel_optimizer *opt =
+        (accel_optimizer *)accel__object_create(acc, ACCEL__OPTIMIZER, sizeof *opt, accel__optimizer_destroy);
     if (!opt) return NULL;
     opt->rule = rule;
     opt->base_lr = lr;
@@ -5967,8 +6149,8 @@ static accel_optimizer *accel__optimizer_create(accel_t *acc, const char *where,
     return NULL;
 }
 
-static accel_optimizer *accel__adam(accel_t *acc, const char *where, accel_model *model, const accel_adam_desc *desc, accel_rule kind,
-                                    float decay) {
+static accel_optimizer *accel__adam(accel_t *acc, const char *where, accel_model *model, const accel_adam_desc *desc,
+                                    accel_rule kind, float decay) {
     accel_adam_desc d = desc ? *desc : (accel_adam_desc){0};
     accel_update_rule rule = {.rule = kind, .beta1 = accel__or(d.beta1, 0.9f), .beta2 = accel__or(d.beta2, 0.999f),
                               .eps = accel__or(d.eps, 1e-8f)};
@@ -5977,8 +6159,8 @@ static accel_optimizer *accel__adam(accel_t *acc, const char *where, accel_model
         !accel__check_number(acc, where, "beta2", rule.beta2, 0, below_one) ||
         !accel__check_number(acc, where, "eps", rule.eps, 0, FLT_MAX))
         return NULL;
-    accel_optimizer *opt = accel__optimizer_create(acc, where, model, rule, accel__or(d.lr, 1e-3f), accel__or(d.weight_decay, decay),
-                                                   d.groups, d.group_count);
+    accel_optimizer *opt = accel__optimizer_create(acc, where, model, rule, accel__or(d.lr, 1e-3f),
+                                                   accel__or(d.weight_decay, decay), d.groups, d.group_count);
     if (opt) opt->amsgrad = d.amsgrad;
     return opt;
 }
@@ -5994,7 +6176,9 @@ ACCEL_API accel_optimizer *accel_adamw(accel_t *acc, accel_model *model, const a
 ACCEL_API accel_optimizer *accel_sgd(accel_t *acc, accel_model *model, const accel_sgd_desc *desc) {
     accel_sgd_desc d = desc ? *desc : (accel_sgd_desc){0};
     const char *where = "accel_sgd";
-    accel_update_rule rule = {.rule = ACCEL_RULE_SGD, .momentum = accel__or(d.momentum, 0), .dampening = accel__or(d.dampening, 0),
+    accel_update_rule rule = {.rule = ACCEL_RULE_SGD,
+                              .momentum = accel__or(d.momentum, 0),
+                              .dampening = accel__or(d.dampening, 0),
                               .nesterov = d.nesterov};
     if (accel_failed(acc) || !accel__check_number(acc, where, "momentum", rule.momentum, 0, FLT_MAX) ||
         !accel__check_number(acc, where, "dampening", rule.dampening, 0, FLT_MAX))
@@ -6003,8 +6187,8 @@ ACCEL_API accel_optimizer *accel_sgd(accel_t *acc, accel_model *model, const acc
         accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: nesterov needs a momentum and no dampening", where);
         return NULL;
     }
-    return accel__optimizer_create(acc, where, model, rule, accel__or(d.lr, 1e-3f), accel__or(d.weight_decay, 0), d.groups,
-                                   d.group_count);
+    return accel__optimizer_create(acc, where, model, rule, accel__or(d.lr, 1e-3f), accel__or(d.weight_decay, 0),
+                                   d.groups, d.group_count);
 }
 
 /* True where this micro-batch does not end its accumulation window. */
@@ -6055,7 +6239,8 @@ static int accel__updates_of(accel_optimizer *opt, accel__param *param, accel_up
                           .weight_decay = accel__or(param->weight_decay, opt->weight_decay),
                           .row_width = sparse ? slot->shape.dim[1] : 0,
                           .correction1 = (float)(1 - pow((double)opt->rule.beta1, t)),
-                          .sqrt_correction2 = (float)sqrt(1 - pow((double)opt->rule.beta2, t)), .first = param->steps == 0};
+                          .sqrt_correction2 = (float)sqrt(1 - pow((double)opt->rule.beta2, t)),
+                          .first = param->steps == 0};
     int count = 0;
     for (int64_t begin = 0; begin < slot->count; begin += stretch, count++) {
         accel_update *u = &list[count];
@@ -6099,7 +6284,8 @@ static double accel__gradient_norm(accel_optimizer *opt) {
 ACCEL_API float accel_clip_grad_norm(accel_optimizer *opt, float max_norm) {
     if (!opt || accel_failed(opt->object.acc)) return NAN;
     if (!(max_norm > 0)) {
-        accel__fail(opt->object.acc, ACCEL_BAD_ARGUMENT, "accel_clip_grad_norm: max_norm is %g, it must be above 0", (double)max_norm);
+        accel__fail(opt->object.acc, ACCEL_BAD_ARGUMENT, "accel_clip_grad_norm: max_norm is %g, it must be above 0",
+                    (double)max_norm);
         return NAN;
     }
     double norm = accel__gradient_norm(opt) * opt->window.clip, factor = max_norm / (norm + 1e-6);
@@ -6143,7 +6329,8 @@ ACCEL_API int64_t accel_steps_skipped(const accel_optimizer *opt) { return opt ?
 ACCEL_API float accel_lr(const accel_optimizer *opt) { return opt ? (float)(opt->base_lr * opt->factor) : 0; }
 
 ACCEL_API void accel_set_lr(accel_optimizer *opt, float lr) {
-    if (opt && !accel_failed(opt->object.acc) && accel__check_number(opt->object.acc, "accel_set_lr", "lr", lr, 0, FLT_MAX))
+    if (opt && !accel_failed(opt->object.acc) &&
+        accel__check_number(opt->object.acc, "accel_set_lr", "lr", lr, 0, FLT_MAX))
         opt->base_lr = lr;
 }
 
@@ -6174,12 +6361,13 @@ ACCEL_API void accel_schedule_step(accel_schedule *schedule) {
     schedule->opt->factor = accel_schedule_factor(schedule, schedule->opt->steps);
 }
 
-static accel_schedule *accel__schedule_create(accel_optimizer *opt, accel__schedule_kind kind, int64_t warmup, int64_t total) {
+static accel_schedule *accel__schedule_create(accel_optimizer *opt, accel__schedule_kind kind, int64_t warmup,
+                                              int64_t total) {
     accel_t *acc = opt ? opt->object.acc : NULL;
     if (accel_failed(acc)) return NULL;
     if (warmup < 0 || total < 0) {
-        accel__fail(acc, ACCEL_BAD_ARGUMENT, "a schedule's steps must not be negative: warmup %lld, total %lld", (long long)warmup,
-                    (long long)total);
+        accel__fail(acc, ACCEL_BAD_ARGUMENT, "a schedule's steps must not be negative: warmup %lld, total %lld",
+                    (long long)warmup, (long long)total);
         return NULL;
     }
     accel_schedule *schedule = (accel_schedule *)accel__object_create(acc, ACCEL__SCHEDULE, sizeof *schedule, NULL);
@@ -6238,18 +6426,24 @@ static void accel__data_destroy(accel__object *object) {
 static bool accel__data_check(accel_t *acc, const accel_data_desc *d) {
     const char *name = d && d->name ? d->name : "data";
     if (!d || d->rows < 1) return accel__fail(acc, ACCEL_BAD_DATA, "%s has no rows", name);
-    if (!d->ids || !d->offsets) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_data_create: %s has no ids or no offsets", name);
+    if (!d->ids || !d->offsets)
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_data_create: %s has no ids or no offsets", name);
     if (d->targets && d->targets_per_row < 1)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_data_create: targets_per_row is %d", d->targets_per_row);
-    if (d->offsets[0] != 0) return accel__fail(acc, ACCEL_BAD_DATA, "%s: the offsets begin with %lld, not 0", name, (long long)d->offsets[0]);
+    if (d->offsets[0] != 0)
+        return accel__fail(acc, ACCEL_BAD_DATA, "%s: the offsets begin with %lld, not 0", name,
+                           (long long)d->offsets[0]);
     for (int64_t i = 0; i < d->rows; i++) {
         int64_t length = d->offsets[i + 1] - d->offsets[i];
         long long line = (long long)(d->line ? d->line[i] : i + 1);
         if (length < 1) return accel__fail(acc, ACCEL_BAD_DATA, "%s, line %lld: the row has no tokens", name, line);
-        if (length > 1 << 20) return accel__fail(acc, ACCEL_BAD_DATA, "%s, line %lld: the row has %lld tokens", name, line, (long long)length);
+        if (length > 1 << 20)
+            return accel__fail(acc, ACCEL_BAD_DATA, "%s, line %lld: the row has %lld tokens", name, line,
+                               (long long)length);
         for (int j = 0; d->targets && j < d->targets_per_row; j++)
             if (!isfinite(d->targets[i * d->targets_per_row + j]))
-                return accel__fail(acc, ACCEL_BAD_DATA, "%s, line %lld: target %d is not a finite number", name, line, j);
+                return accel__fail(acc, ACCEL_BAD_DATA, "%s, line %lld: target %d is not a finite number", name, line,
+                                   j);
     }
     return true;
 }
@@ -6297,7 +6491,8 @@ static void accel__loader_destroy(accel__object *object) {
     accel_loader *loader = (accel_loader *)(void *)object;
     accel_t *acc = object->acc;
     if (acc->loader == loader) acc->loader = NULL;
-    void *owned[] = {loader->order, loader->spare, loader->ids, loader->offsets, loader->types, loader->labels, loader->targets, loader->rows};
+    void *owned[] = {loader->order, loader->spare,  loader->ids,     loader->offsets,
+                     loader->types, loader->labels, loader->targets, loader->rows};
     for (int i = 0; i < ACCEL__COUNT(owned); i++) accel__free(acc, owned[i]);
 }
 
@@ -6313,11 +6508,13 @@ static bool accel__loader_buffers(accel_loader *loader) {
     int64_t batch = loader->desc.batch_size < d->rows ? loader->desc.batch_size : d->rows, tokens = batch * longest;
     if (tokens > d->offsets[d->rows]) tokens = d->offsets[d->rows];
     if (tokens > INT_MAX / 2)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_loader_create: batches of %lld rows of up to %lld tokens are too large",
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                           "accel_loader_create: batches of %lld rows of up to %lld tokens are too large",
                            (long long)batch, (long long)longest);
     loader->order = (int64_t *)accel__alloc(acc, (size_t)d->rows * sizeof(int64_t));
     if (loader->desc.group_by_length)
-        loader->spare = (int64_t *)accel__alloc(acc, (size_t)(d->rows + d->rows / loader->desc.batch_size) * sizeof(int64_t));
+        loader->spare =
+            (int64_t *)accel__alloc(acc, (size_t)(d->rows + d->rows / loader->desc.batch_size) * sizeof(int64_t));
     loader->ids = (int32_t *)accel__alloc(acc, (size_t)tokens * sizeof(int32_t));
     loader->offsets = (int32_t *)accel__alloc(acc, (size_t)(batch + 1) * sizeof(int32_t));
     loader->rows = (int64_t *)accel__alloc(acc, (size_t)batch * sizeof(int64_t));
@@ -6332,12 +6529,15 @@ ACCEL_API accel_loader *accel_loader_create(accel_t *acc, accel_data *data, cons
     accel_loader_desc d = desc ? *desc : (accel_loader_desc){0};
     if (!d.batch_size) d.batch_size = 8;
     if (!data || data->object.acc != acc || d.batch_size < 0 || (d.drop_last && data->view.rows < d.batch_size)) {
-        accel__fail(acc, ACCEL_BAD_ARGUMENT, !data || data->object.acc != acc ? "accel_loader_create: data of this context is needed"
-                    : d.batch_size < 0 ? "accel_loader_create: batch_size is %d"
-                                       : "accel_loader_create: drop_last leaves no batch of %d rows", d.batch_size);
+        accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                    !data || data->object.acc != acc ? "accel_loader_create: data of this context is needed"
+                    : d.batch_size < 0               ? "accel_loader_create: batch_size is %d"
+                                                     : "accel_loader_create: drop_last leaves no batch of %d rows",
+                    d.batch_size);
         return NULL;
     }
-    accel_loader *loader = (accel_loader *)accel__object_create(acc, ACCEL__LOADER, sizeof *loader, accel__loader_destroy);
+    accel_loader *loader =
+        (accel_loader *)accel__object_create(acc, ACCEL__LOADER, sizeof *loader, accel__loader_destroy);
     if (!loader) return NULL;
     loader->desc = d;
     loader->data = data;
@@ -6360,7 +6560,8 @@ static void accel__sort_by_length(const accel_data *data, int64_t *order, int64_
             int64_t middle = begin + run < n ? begin + run : n, end = begin + 2 * run < n ? begin + 2 * run : n;
             int64_t a = begin, b = middle;
             for (int64_t i = begin; i < end; i++) {
-                bool first = b >= end || (a < middle && accel__row_length(data, order[a]) >= accel__row_length(data, order[b]));
+                bool first =
+                    b >= end || (a < middle && accel__row_length(data, order[a]) >= accel__row_length(data, order[b]));
                 spare[i] = first ? order[a++] : order[b++];
             }
         }
@@ -6368,8 +6569,8 @@ static void accel__sort_by_length(const accel_data *data, int64_t *order, int64_
     }
 }
 
-/* Batches of similar lengths (Transformers' group_by_length): runs of 50 batches of the shuffled rows are sorted by length; then
-   the full batches are shuffled. */
+/* Batches of similar lengths (Transformers' group_by_length): runs of 50 batches of the shuffled rows are sorted by
+   length; then the full batches are shuffled. */
 static void accel__group_by_length(accel_loader *loader, uint64_t key) {
     int64_t rows = loader->data->view.rows, size = loader->desc.batch_size, batches = rows / size, run = 50 * size;
     int64_t *copy = loader->spare, *which = copy + rows;
@@ -6396,8 +6597,13 @@ static void accel__loader_pack(accel_loader *loader, accel_batch *batch) {
     const accel_data_desc *d = &loader->data->view;
     int64_t first = loader->cursor * loader->desc.batch_size, left = d->rows - first;
     int examples = (int)(left < loader->desc.batch_size ? left : loader->desc.batch_size);
-    *batch = (accel_batch){.examples = examples, .ids = loader->ids, .offsets = loader->offsets, .token_types = loader->types,
-                           .labels = loader->labels, .targets = loader->targets, .rows = loader->rows,
+    *batch = (accel_batch){.examples = examples,
+                           .ids = loader->ids,
+                           .offsets = loader->offsets,
+                           .token_types = loader->types,
+                           .labels = loader->labels,
+                           .targets = loader->targets,
+                           .rows = loader->rows,
                            .targets_per_example = d->targets ? d->targets_per_row : 0};
     loader->offsets[0] = 0;
     for (int i = 0; i < examples; i++) {
@@ -6407,7 +6613,8 @@ static void accel__loader_pack(accel_loader *loader, accel_batch *batch) {
         memcpy(loader->ids + at, d->ids + d->offsets[row], bytes);
         if (d->token_types) memcpy(loader->types + at, d->token_types + d->offsets[row], bytes);
         if (d->labels) loader->labels[i] = d->labels[row];
-        if (d->targets) memcpy(loader->targets + (int64_t)i * per_row, d->targets + row * per_row, (size_t)per_row * sizeof(float));
+        if (d->targets)
+            memcpy(loader->targets + (int64_t)i * per_row, d->targets + row * per_row, (size_t)per_row * sizeof(float));
         loader->rows[i] = row;
         loader->offsets[i + 1] = at + length;
         if (length > batch->longest) batch->longest = length;
@@ -6440,7 +6647,8 @@ ACCEL_API bool accel_next(accel_loader *loader, accel_batch *batch) {
 ACCEL_API void accel_loader_set_epoch(accel_loader *loader, int64_t epoch) {
     if (!loader || accel_failed(loader->object.acc)) return;
     if (epoch < 0) {
-        accel__fail(loader->object.acc, ACCEL_BAD_ARGUMENT, "accel_loader_set_epoch: epoch %lld, expected 0 or more", (long long)epoch);
+        accel__fail(loader->object.acc, ACCEL_BAD_ARGUMENT, "accel_loader_set_epoch: epoch %lld, expected 0 or more",
+                    (long long)epoch);
         return;
     }
     loader->epoch = epoch;
@@ -6458,22 +6666,27 @@ static int accel__padded_length(const int32_t *mask, int length) {
     return tokens;
 }
 
-ACCEL_API bool accel_batch_from_padded(accel_t *acc, const int32_t *ids, const int32_t *mask, const int32_t *token_types,
-                                       const int32_t *labels, int examples, int length, accel_batch *batch) {
+ACCEL_API bool accel_batch_from_padded(accel_t *acc, const int32_t *ids, const int32_t *mask,
+                                       const int32_t *token_types, const int32_t *labels, int examples, int length,
+                                       accel_batch *batch) {
     if (accel_failed(acc)) return false;
     if (!ids || !batch || examples < 1 || length < 1 || (int64_t)examples * length > INT_MAX / 8)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_batch_from_padded: ids, a batch and at least one example and token are needed");
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                           "accel_batch_from_padded: ids, a batch and at least one example and token are needed");
     int64_t room = (int64_t)examples * length;
     accel__slot *slot = accel__int_slot(acc, (int)(2 * room + 2 * examples + 1));
     if (!slot) return false;
-    int32_t *packed = (int32_t *)slot->data, *types = packed + room, *offsets = types + room, *copy = offsets + examples + 1;
+    int32_t *packed = (int32_t *)slot->data, *types = packed + room, *offsets = types + room,
+            *copy = offsets + examples + 1;
     offsets[0] = 0;
     int longest = 0;
     for (int i = 0; i < examples; i++) {
         int tokens = accel__padded_length(mask ? mask + (int64_t)i * length : NULL, length);
         if (tokens < 1)
-            return accel__fail(acc, ACCEL_BAD_DATA, tokens ? "accel_batch_from_padded: the mask of example %d has zeros before ones"
-                               : "accel_batch_from_padded: example %d has no tokens", i);
+            return accel__fail(acc, ACCEL_BAD_DATA,
+                               tokens ? "accel_batch_from_padded: the mask of example %d has zeros before ones"
+                                      : "accel_batch_from_padded: example %d has no tokens",
+                               i);
         size_t bytes = (size_t)tokens * sizeof *packed;
         memcpy(packed + offsets[i], ids + (int64_t)i * length, bytes);
         if (token_types) memcpy(types + offsets[i], token_types + (int64_t)i * length, bytes);
@@ -6481,8 +6694,13 @@ ACCEL_API bool accel_batch_from_padded(accel_t *acc, const int32_t *ids, const i
         if (tokens > longest) longest = tokens;
     }
     if (labels) memcpy(copy, labels, (size_t)examples * sizeof *copy);
-    *batch = (accel_batch){.examples = examples, .tokens = offsets[examples], .longest = longest, .ids = packed, .offsets = offsets,
-                           .token_types = token_types ? types : NULL, .labels = labels ? copy : NULL,
+    *batch = (accel_batch){.examples = examples,
+                           .tokens = offsets[examples],
+                           .longest = longest,
+                           .ids = packed,
+                           .offsets = offsets,
+                           .token_types = token_types ? types : NULL,
+                           .labels = labels ? copy : NULL,
                            .first_ordinal = acc->window_examples};
     accel__count_examples(acc, examples);
     return true;
@@ -6501,7 +6719,8 @@ ACCEL_API accel_tensor accel_unpack(accel_tensor packed, const accel_batch *batc
     /* Row `tokens` of the table is zeros: what padding gathers. */
     int width = in->shape.dim[1];
     accel_tensor both[2] = {packed, accel_full(acc, accel_2d(1, width), 0)};
-    accel__slot *table = accel__find(accel_concat(both, 2, 0)), *ids = accel__int_slot(acc, batch->examples * batch->longest);
+    accel__slot *table = accel__find(accel_concat(both, 2, 0)),
+                *ids = accel__int_slot(acc, batch->examples * batch->longest);
     if (!table || !ids) return accel__null(acc);
     int32_t *row = (int32_t *)ids->data;
     for (int i = 0; i < batch->examples; i++)
@@ -6546,7 +6765,9 @@ ACCEL_API const char *accel_code_text(accel_code code) {
 
 ACCEL_API bool accel_failed(const accel_t *acc) { return !acc || acc->code != ACCEL_OK; }
 ACCEL_API accel_code accel_error(const accel_t *acc) { return acc ? acc->code : ACCEL_OUT_OF_MEMORY; }
-ACCEL_API const char *accel_message(const accel_t *acc) { return acc ? acc->message : "no context: accel_create found no memory"; }
+ACCEL_API const char *accel_message(const accel_t *acc) {
+    return acc ? acc->message : "no context: accel_create found no memory";
+}
 ACCEL_API int accel_threads(const accel_t *acc) { return acc && acc->pool ? acc->pool->workers + 1 : 0; }
 ACCEL_API uint64_t accel_seed(const accel_t *acc) { return acc ? acc->desc.seed : 0; }
 ACCEL_API accel_memory accel_memory_used(const accel_t *acc) { return acc ? acc->memory : (accel_memory){0, 0, 0}; }
@@ -6564,12 +6785,16 @@ ACCEL_API void accel_set_seed(accel_t *acc, uint64_t seed) {
 static bool accel__desc_check(accel_t *acc) {
     const accel_desc *d = &acc->desc;
     if (d->threads < 0 || d->threads > 1024)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: threads is %d, expected 0 (all cores) to 1024", d->threads);
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: threads is %d, expected 0 (all cores) to 1024",
+                           d->threads);
     if ((int)d->precision < 0 || d->precision > ACCEL_PRECISION_EMULATED)
         return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: unknown precision %d", (int)d->precision);
-    if (d->accumulate < 0) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: accumulate is %d, expected 1 or more", d->accumulate);
+    if (d->accumulate < 0)
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: accumulate is %d, expected 1 or more",
+                           d->accumulate);
     if (d->max_skipped_steps < 0)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: max_skipped_steps is %d, expected 1 or more", d->max_skipped_steps);
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_create: max_skipped_steps is %d, expected 1 or more",
+                           d->max_skipped_steps);
     return true;
 }
 
@@ -6628,14 +6853,15 @@ ACCEL_API void accel_destroy(accel_t *acc) {
 static bool accel__rows_check(const accel_loader *loader, const accel_encoder_config *c) {
     const accel_data_desc *d = &loader->data->view;
     if (d->targets && c->problem != ACCEL_SINGLE_LABEL && d->targets_per_row != c->num_labels)
-        return accel__fail(loader->object.acc, ACCEL_BAD_DATA, "%s has %d targets per row, the model has %d labels", d->name,
-                           d->targets_per_row, c->num_labels);
+        return accel__fail(loader->object.acc, ACCEL_BAD_DATA, "%s has %d targets per row, the model has %d labels",
+                           d->name, d->targets_per_row, c->num_labels);
     for (int64_t i = 0; i < d->rows; i++) {
         int64_t begin = d->offsets[i];
         accel__fault fault = accel__example_fault(c, d->ids + begin, d->token_types ? d->token_types + begin : NULL,
                                                   d->offsets[i + 1] - begin, d->labels ? &d->labels[i] : NULL);
         if (*fault.text)
-            return accel__fail(loader->object.acc, ACCEL_BAD_DATA, "%s, line %lld: %s", d->name, (long long)d->line[i], fault.text);
+            return accel__fail(loader->object.acc, ACCEL_BAD_DATA, "%s, line %lld: %s", d->name, (long long)d->line[i],
+                               fault.text);
     }
     return true;
 }
@@ -6667,7 +6893,8 @@ ACCEL_API bool accel__prepare(accel_t *acc, ...) {
     }
     va_end(list);
     if (!valid)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_prepare: object %d belongs to another context, or there are more than %d", count + 1,
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                           "accel_prepare: object %d belongs to another context, or there are more than %d", count + 1,
                            ACCEL__PREPARE_MAX);
     if (!accel__prepare_check(objects, count)) return false;
     for (int i = 0; i < count; i++)
@@ -6681,8 +6908,8 @@ ACCEL_API bool accel_to(accel_model *model, const char *device) {
     if (!model || accel_failed(model->object.acc)) return false;
     accel_t *acc = model->object.acc;
     return (device && !strcmp(device, acc->backend->name)) ||
-           accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_to: there is no device \"%s\"; this context has \"%s\"", device ? device : "(null)",
-                       acc->backend->name);
+           accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_to: there is no device \"%s\"; this context has \"%s\"",
+                       device ? device : "(null)", acc->backend->name);
 }
 
 /* ---- accumulation ---- */
@@ -6690,7 +6917,8 @@ ACCEL_API bool accel_to(accel_model *model, const char *device) {
 ACCEL_API void accel_set_weight(accel_t *acc, double weight) {
     if (accel_failed(acc)) return;
     if (!(weight >= 0) || !isfinite(weight)) {
-        accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_set_weight: the weight is %g, it must be finite and not negative", weight);
+        accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_set_weight: the weight is %g, it must be finite and not negative",
+                    weight);
         return;
     }
     acc->micro.weight = weight;
@@ -6726,12 +6954,15 @@ static void accel__skip_step(accel_optimizer *opt) {
         long long line = (long long)loader->data->view.line[loader->rows[i]];
         used += (size_t)snprintf(rows + used, sizeof rows - used, i ? ", %lld" : " (lines %lld", line);
     }
-    if (used) snprintf(rows + used, sizeof rows - used, "%s of %.64s)", used < sizeof rows - 32 ? "" : ", ..", loader->data->name);
+    if (used)
+        snprintf(rows + used, sizeof rows - used, "%s of %.64s)", used < sizeof rows - 32 ? "" : ", ..",
+                 loader->data->name);
     opt->skipped++;
     opt->window.consumed = true;
     accel__note(acc, "the gradient is not finite: step %lld is skipped%s", (long long)opt->steps + 1, rows);
     if (++opt->skipped_in_row >= acc->desc.max_skipped_steps)
-        accel__fail(acc, ACCEL_NOT_FINITE, "the gradient was not finite for %d steps in a row%s", opt->skipped_in_row, rows);
+        accel__fail(acc, ACCEL_NOT_FINITE, "the gradient was not finite for %d steps in a row%s", opt->skipped_in_row,
+                    rows);
 }
 
 /* ---- metrics ---- */
@@ -6752,7 +6983,8 @@ ACCEL_API accel_metrics *accel_metrics_create(accel_t *acc, int classes) {
         accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_metrics_create: %d classes, expected 1 to %d", classes, 1 << 14);
         return NULL;
     }
-    accel_metrics *metrics = (accel_metrics *)accel__object_create(acc, ACCEL__METRICS, sizeof *metrics, accel__metrics_destroy);
+    accel_metrics *metrics =
+        (accel_metrics *)accel__object_create(acc, ACCEL__METRICS, sizeof *metrics, accel__metrics_destroy);
     if (!metrics) return NULL;
     metrics->classes = classes;
     metrics->count = (int64_t *)accel__alloc_zero(acc, (size_t)classes * (size_t)classes * sizeof *metrics->count);
@@ -6767,12 +6999,13 @@ ACCEL_API bool accel_metrics_add(accel_metrics *metrics, accel_tensor logits, co
     if (!slot) return false;
     int classes = metrics->classes;
     if (!labels || slot->shape.rank != 2 || slot->shape.dim[0] != n || slot->shape.dim[1] != classes)
-        return accel__fail(acc, ACCEL_BAD_SHAPE, "accel_metrics_add: logits [%d, %d] and labels are expected, the shape is %s", n, classes,
+        return accel__fail(acc, ACCEL_BAD_SHAPE,
+                           "accel_metrics_add: logits [%d, %d] and labels are expected, the shape is %s", n, classes,
                            accel__shape_text(slot->shape).text);
     for (int i = 0; i < n; i++)
         if (labels[i] != ACCEL_IGNORE && (labels[i] < 0 || labels[i] >= classes))
-            return accel__fail(acc, ACCEL_BAD_DATA, "accel_metrics_add: label %d in row %d; there are labels 0 .. %d", labels[i], i,
-                               classes - 1);
+            return accel__fail(acc, ACCEL_BAD_DATA, "accel_metrics_add: label %d in row %d; there are labels 0 .. %d",
+                               labels[i], i, classes - 1);
     float *values = (float *)accel__staging(acc, (size_t)slot->count * sizeof *values);
     if (!values || !accel_read(logits, values, slot->count)) return false;
     for (int i = 0; i < n; i++, values += classes) {
@@ -6785,7 +7018,8 @@ ACCEL_API bool accel_metrics_add(accel_metrics *metrics, accel_tensor logits, co
 }
 
 ACCEL_API void accel_metrics_reset(accel_metrics *metrics) {
-    if (metrics) memset(metrics->count, 0, (size_t)metrics->classes * (size_t)metrics->classes * sizeof *metrics->count);
+    if (metrics)
+        memset(metrics->count, 0, (size_t)metrics->classes * (size_t)metrics->classes * sizeof *metrics->count);
 }
 
 ACCEL_API int64_t accel_metrics_count(const accel_metrics *metrics, int label, int predicted) {
@@ -6807,7 +7041,8 @@ static accel__class_count accel__class_counts(const accel_metrics *metrics, int 
     return n;
 }
 
-/* Over all classes: examples, hits, the largest label count, and the sums of products that Matthews' correlation needs. */
+/* Over all classes: examples, hits, the largest label count, and the sums of products that Matthews' correlation needs.
+ */
 typedef struct accel__totals {
     double n, hits, largest, label_predicted, label_label, predicted_predicted;
 } accel__totals;
@@ -6871,7 +7106,8 @@ static double accel__check_value(const accel__check *check) {
     if (!y) return NAN;
     if (y->count == 1) return (double)accel__data(y)[0];
     double sum = 0;
-    for (int64_t i = 0; i < y->count; i++) sum += (double)accel__data(y)[i] * (float)accel__uniform(check->key, (uint64_t)i);
+    for (int64_t i = 0; i < y->count; i++)
+        sum += (double)accel__data(y)[i] * (float)accel__uniform(check->key, (uint64_t)i);
     return sum;
 }
 
@@ -6906,7 +7142,8 @@ static void accel__check_differences(const accel__check *check, accel_tensor x, 
     }
 }
 
-static double accel__check_compare(accel_t *acc, accel_tensor x, int input, const double *derivative, float *gradient, double tolerance) {
+static double accel__check_compare(accel_t *acc, accel_tensor x, int input, const double *derivative, float *gradient,
+                                   double tolerance) {
     int64_t count = accel_count(x), worst = 0;
     double largest = 1e-2, error = 0;
     if (!accel_grad(x, gradient, count)) return 0;
@@ -6916,12 +7153,14 @@ static double accel__check_compare(accel_t *acc, accel_tensor x, int input, cons
         if (difference > error || difference != difference) error = difference, worst = i;
     }
     if (!(error / largest <= tolerance))
-        accel__fail(acc, ACCEL_CALLBACK, "accel_gradient_check: input %d, element %lld: the gradient is %g, differences give %g", input,
+        accel__fail(acc, ACCEL_CALLBACK,
+                    "accel_gradient_check: input %d, element %lld: the gradient is %g, differences give %g", input,
                     (long long)worst, (double)gradient[worst], derivative[worst]);
     return error / largest;
 }
 
-ACCEL_API float accel_gradient_check(accel_t *acc, accel_tensor (*fn)(accel_t *acc, const accel_tensor *inputs, void *user),
+ACCEL_API float accel_gradient_check(accel_t *acc,
+                                     accel_tensor (*fn)(accel_t *acc, const accel_tensor *inputs, void *user),
                                      const accel_tensor *inputs, int count, void *user,
                                      const accel_gradient_check_desc *desc) {
     if (accel_failed(acc)) return NAN;
@@ -6947,7 +7186,8 @@ ACCEL_API float accel_gradient_check(accel_t *acc, accel_tensor (*fn)(accel_t *a
     accel__check_backward(&check);
     done = 0;
     for (int i = 0; i < count && !accel_failed(acc); done += accel_count(inputs[i]), i++) {
-        double worst = accel__check_compare(acc, inputs[i], i, derivative + done, gradient, d.tolerance > 0 ? (double)d.tolerance : 5e-3);
+        double worst = accel__check_compare(acc, inputs[i], i, derivative + done, gradient,
+                                            d.tolerance > 0 ? (double)d.tolerance : 5e-3);
         if (!(worst <= error)) error = worst;
     }
     accel__free(acc, derivative);

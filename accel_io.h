@@ -1,5 +1,5 @@
-/* accel_io.h - everything of accel.h that touches a file or a string: safetensors, config.json, the WordPiece tokenizer,
-   tables (TSV, CSV, JSONL). Needs accel.h, cJSON and utf8proc.
+/* accel_io.h - everything of accel.h that touches a file or a string: safetensors, config.json, the WordPiece
+   tokenizer, tables (TSV, CSV, JSONL). Needs accel.h, cJSON and utf8proc.
 
    In ONE source file:   #define ACCEL_IMPLEMENTATION
                          #include "accel_io.h"        (it includes accel.h and compiles both)
@@ -30,11 +30,12 @@ typedef enum accel_choice { ACCEL_DEFAULT, ACCEL_NO, ACCEL_YES } accel_choice;
 
 typedef struct accel_pretrained_desc {
     int num_labels;                 /* 0: as config.json says (2 where it does not)                      */
-    const char *const *label_names; /* [num_labels] or NULL. A folder with a trained head and other names is refused; where
-                                       they are the same, the head's order holds; a head without names takes these, and
-                                       a notice says so                                                  */
-    const char *problem_type;       /* "single_label_classification", "multi_label_classification", "regression"; NULL: as config.json says */
-    float dropout;                  /* overrides all of the model's dropouts; 0: as config.json says, ACCEL_ZERO: none */
+    const char *const *label_names; /* [num_labels] or NULL. A folder with a trained head and other names is refused;
+                                       where they are the same, the head's order holds; a head without names takes
+                                       these, and a notice says so                                                  */
+    const char *problem_type; /* "single_label_classification", "multi_label_classification", "regression"; NULL: as
+                                 config.json says */
+    float dropout;            /* overrides all of the model's dropouts; 0: as config.json says, ACCEL_ZERO: none */
     bool fresh_head;                /* a new head even where the folder has a trained one                */
 } accel_pretrained_desc;
 
@@ -67,7 +68,8 @@ typedef struct accel_vocabulary_desc {
 typedef enum accel_format { ACCEL_FORMAT_BY_NAME, ACCEL_TSV, ACCEL_CSV, ACCEL_JSONL, ACCEL_LINES } accel_format;
 
 typedef struct accel_table_desc {
-    accel_format format;            /* default: by the file name's ending: .csv, .jsonl and .json; all others and "-" (stdin) are TSV */
+    accel_format
+        format; /* default: by the file name's ending: .csv, .jsonl and .json; all others and "-" (stdin) are TSV */
     bool no_header;                 /* the first line is a row; columns have numbers only        */
     accel_choice replace_invalid;   /* each invalid byte becomes U+FFFD instead of an error; default: no */
     int64_t limit;                  /* rows to keep, from the first; 0: all                      */
@@ -77,12 +79,14 @@ typedef struct accel_table_desc {
 /* How rows of a table become ids and labels. */
 typedef struct accel_encode_desc {
     const char *text[2];            /* column names or numbers from 0; text[1] NULL: single texts            */
-    int max_length;                 /* tokens, special ones included; 0: 512; never more than the model's positions. Longer pairs
-                                       lose from the longer side (longest_first) */
-    const char *label[ACCEL_MAX_COLUMNS]; /* one column (class or score), or several 0/1 columns for multi-label; none: unlabelled */
+    int max_length; /* tokens, special ones included; 0: 512; never more than the model's positions. Longer pairs
+                       lose from the longer side (longest_first) */
+    const char *label[ACCEL_MAX_COLUMNS]; /* one column (class or score), or several 0/1 columns for multi-label; none:
+                                             unlabelled */
     accel_problem problem;          /* of the labels, where model is NULL: a model decides itself */
-    const accel_model *model;       /* gives problem and label names, and is checked against the vocabulary; may be NULL */
-    const char *const *label_names; /* [label_count], where model is NULL: names in the order of their numbers; NULL: labels are numbers */
+    const accel_model *model; /* gives problem and label names, and is checked against the vocabulary; may be NULL */
+    const char *const *label_names; /* [label_count], where model is NULL: names in the order of their numbers; NULL:
+                                       labels are numbers */
     int label_count;                /* numbers are below it; 0: any                                          */
 } accel_encode_desc;
 
@@ -90,9 +94,9 @@ typedef struct accel_encode_desc {
 
 /* ---- pretrained folders, as Hugging Face lays them out ---- */
 
-/* Loads config.json and model.safetensors of a DistilBERT or BERT folder. A fresh head (announced in a notice) takes the place of one that
-   is absent; left-over MLM and pooler weights are ignored; anything else missing, unexpected or of another shape is an error
-   naming the tensor. */
+/* Loads config.json and model.safetensors of a DistilBERT or BERT folder. A fresh head (announced in a notice) takes
+   the place of one that is absent; left-over MLM and pooler weights are ignored; anything else missing, unexpected or
+   of another shape is an error naming the tensor. */
 ACCEL_API accel_model *accel_load_pretrained(accel_t *acc, const char *folder, const accel_pretrained_desc *desc);
 /* Reads config.json alone. False on error. */
 ACCEL_API bool accel_read_config(accel_t *acc, const char *folder, accel_encoder_config *config);
@@ -102,17 +106,19 @@ ACCEL_API bool accel_save_pretrained(const accel_model *model, const accel_token
 
 /* ---- safetensors ---- */
 
-/* Maps a file and checks its header: every offset, size, shape and overlap. Tensors are numbered in the order of their names.
-   accel_free closes it; until then nothing may cut the file short. */
+/* Maps a file and checks its header: every offset, size, shape and overlap. Tensors are numbered in the order of their
+   names. accel_free closes it; until then nothing may cut the file short. */
 ACCEL_API accel_safetensors *accel_safetensors_open(accel_t *acc, const char *path);
 ACCEL_API int accel_safetensors_count(const accel_safetensors *file);
 ACCEL_API const char *accel_safetensors_name(const accel_safetensors *file, int index);
 /* -1 where there is none of that name. */
 ACCEL_API int accel_safetensors_find(const accel_safetensors *file, const char *name);
-/* Rank 0 with dim[0] == 0 where there is no such tensor, or it has more than 4 dimensions (it can be listed, not read). */
+/* Rank 0 with dim[0] == 0 where there is no such tensor, or it has more than 4 dimensions (it can be listed, not read).
+ */
 ACCEL_API accel_shape accel_safetensors_shape(const accel_safetensors *file, int index);
 ACCEL_API accel_dtype accel_safetensors_dtype(const accel_safetensors *file, int index);
-/* Converts to float (F32, F16, BF16) / to int32 (I32, I64, out of range is an error); count must be the number of elements. */
+/* Converts to float (F32, F16, BF16) / to int32 (I32, I64, out of range is an error); count must be the number of
+   elements. */
 ACCEL_API bool accel_safetensors_read(const accel_safetensors *file, int index, float *values, int64_t count);
 ACCEL_API bool accel_safetensors_read_ints(const accel_safetensors *file, int index, int32_t *values, int64_t count);
 /* Writes a file atomically: temporary file, fsync, rename. metadata: pairs of strings ended by NULL, or NULL. */
@@ -145,14 +151,16 @@ ACCEL_API int accel_tokenize(const accel_tokenizer *tokenizer, const char *text,
 
 /* ---- tables ---- */
 
-/* Reads a whole file ("-": stdin). TSV as GLUE has it: no quoting; CSV: RFC 4180 quoting; JSONL: an object per line, all with
-   the keys of the first, values strings, numbers or booleans. A byte-order mark and CRLF are understood. Empty lines at the end are
-   ignored, but in TSV and CSV files of one column every line is a row. A ragged row, a quote that is never closed, a NUL byte,
-   invalid UTF-8 or malformed JSON is an error naming file and line; so is an empty file, while a header alone gives a table of 0 rows. */
+/* Reads a whole file ("-": stdin). TSV as GLUE has it: no quoting; CSV: RFC 4180 quoting; JSONL: an object per line,
+   all with the keys of the first, values strings, numbers or booleans. A byte-order mark and CRLF are understood. Empty
+   lines at the end are ignored, but in TSV and CSV files of one column every line is a row. A ragged row, a quote that
+   is never closed, a NUL byte, invalid UTF-8 or malformed JSON is an error naming file and line; so is an empty file,
+   while a header alone gives a table of 0 rows. */
 ACCEL_API accel_table *accel_table_read(accel_t *acc, const char *path, const accel_table_desc *desc);
 ACCEL_API int64_t accel_table_rows(const accel_table *table);
 ACCEL_API int accel_table_columns(const accel_table *table);
-/* Column by name or, where no column has that name, by number from 0; -1, with an error that lists the columns, where there is none. */
+/* Column by name or, where no column has that name, by number from 0; -1, with an error that lists the columns, where
+   there is none. */
 ACCEL_API int accel_table_column(const accel_table *table, const char *name);
 /* Text of a cell, which lives as long as the table; NULL where there is no such cell. */
 ACCEL_API const char *accel_table_cell(const accel_table *table, int64_t row, int column);
@@ -160,13 +168,14 @@ ACCEL_API const char *accel_table_cell(const accel_table *table, int64_t row, in
 ACCEL_API int64_t accel_table_line(const accel_table *table, int64_t row);
 /* The path, "standard input" for "-". */
 ACCEL_API const char *accel_table_name(const accel_table *table);
-/* The distinct labels of a column in the order of their ids: if all are whole numbers 0 .. n-1 in number order, else sorted by
-   bytes. Sets *count; the array belongs to the table. NULL on error, such as an empty label or a table without rows. */
+/* The distinct labels of a column in the order of their ids: if all are whole numbers 0 .. n-1 in number order, else
+   sorted by bytes. Sets *count; the array belongs to the table. NULL on error, such as an empty label or a table
+   without rows. */
 ACCEL_API const char *const *accel_table_labels(accel_table *table, const char *column, int *count);
-/* Tokenises every row, in parallel, and maps its labels: by name, or as numbers where there are no names. Scores are finite
-   numbers, multi-label columns 0 / 1 (or false / true) in the order of the model's labels. An unknown label or another bad cell
-   is an error naming file, line and what was expected; texts that were cut are counted in one notice. The result is the same
-   for any number of threads. */
+/* Tokenises every row, in parallel, and maps its labels: by name, or as numbers where there are no names. Scores are
+   finite numbers, multi-label columns 0 / 1 (or false / true) in the order of the model's labels. An unknown label or
+   another bad cell is an error naming file, line and what was expected; texts that were cut are counted in one notice.
+   The result is the same for any number of threads. */
 ACCEL_API accel_data *accel_encode_table(const accel_tokenizer *tokenizer, const accel_table *table,
                                          const accel_encode_desc *desc);
 

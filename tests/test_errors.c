@@ -254,7 +254,8 @@ TEST(a_failure_stays_in_its_context) {
 }
 
 TEST(bad_descriptions_give_a_failed_context) {
-    struct { accel_desc desc; const char *text;
+    struct {
+        accel_desc desc; const char *text;
     } cases[] = {{{.threads = -2}, "threads"},
                  {{.accumulate = -1}, "accumulate"},
                  {{.max_skipped_steps = -1}, "max_skipped_steps"}};

@@ -108,7 +108,8 @@ TEST(every_row_is_equally_likely_first) {
 }
 
 TEST(lengths_and_drop_last) {
-    struct { int batch; bool drop; int batches, examples;
+    struct {
+        int batch; bool drop; int batches, examples;
     } cases[] = {{5, false, 11, 53},  {5, true, 10, 50}, {53, false, 1, 53}, {53, true, 1, 53},
                  {100, false, 1, 53}, {1, true, 53, 53}, {0, false, 7, 53}};
     for (int c = 0; c < COUNT(cases); c++) {

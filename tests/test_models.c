@@ -139,7 +139,8 @@ TEST(sequential_is_its_layers_in_turn) {
 TEST(every_activation_layer) {
     accel_t *acc = context();
     accel_tensor x = random_tensor(acc, accel_2d(3, 5), -2, 2, 1);
-    struct { accel_activation activation; accel_tensor expected;
+    struct {
+        accel_activation activation; accel_tensor expected;
     } cases[] = {{ACCEL_NONE, x},
                  {ACCEL_RELU, accel_relu(x)},
                  {ACCEL_LEAKY_RELU, accel_leaky_relu(x, 0.01f)},
@@ -220,7 +221,8 @@ TEST(label_names) {
 }
 
 TEST(patterns) {
-    struct { const char *patterns, *name; bool match;
+    struct {
+        const char *patterns, *name; bool match;
     } cases[] = {{"*", "anything", true},
                  {"a.weight", "a.weight", true},
                  {"a.weight", "a.weights", false},

@@ -106,7 +106,6 @@ static const unary unaries[] = {
     {"scale", run_scale, scaled, -3, 3},
 };
 
-
 TEST(element_wise_functions) {
     accel_t *acc = context();
     for (int u = 0; u < COUNT(unaries); u++) {
