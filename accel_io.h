@@ -7,9 +7,9 @@
 
    CONTENTS (search for the anchor)
      >>io-types         descriptions
-     >>io-functions     pretrained folders, safetensors, tokenizer, vocabulary, tables, labels, encoding
+     >>io-functions     pretrained folders, safetensors, tokenizer, vocabulary, tables, labels, encoding, saved state
      implementation:    >>io-files >>io-safetensors >>io-config >>io-pretrained >>io-unicode >>io-tokenizer
-                        >>io-vocabulary >>io-tables >>io-encoding */
+                        >>io-vocabulary >>io-tables >>io-encoding >>io-state */
 #ifndef ACCEL_IO_H
 #define ACCEL_IO_H
 
@@ -179,6 +179,26 @@ ACCEL_API const char *const *accel_table_labels(accel_table *table, const char *
 ACCEL_API accel_data *accel_encode_table(const accel_tokenizer *tokenizer, const accel_table *table,
                                          const accel_encode_desc *desc);
 
+/* ---- saved state: everything that a run needs to go on as if it had never stopped ---- */
+
+/* Has memory of the program's own saved and restored with the state, under a name that is unique in the context. It is copied
+   when accel_save_state and accel_load_state run, and must stay valid as long as the context. */
+ACCEL_API bool accel_register_state(accel_t *acc, const char *name, void *memory, size_t bytes);
+/* Writes the state of every object of the context into folder/state.safetensors: parameters, optimizers (moments, steps,
+   rates), loaders (epoch, position), the accumulation window with its gradients, the seed, and registered memory. The folder
+   is written aside, synced and renamed, so that it is there as a whole or not at all; one of the same name is replaced.
+   Call it between micro-batches: after accel_step or at the end of an epoch. */
+ACCEL_API bool accel_save_state(accel_t *acc, const char *folder);
+/* Restores it into a context with the same objects, made in the same order. The number of threads may differ: the run goes on with
+   the same bits. A checksum guards against damage; anything missing or of another shape is an error naming it. */
+ACCEL_API bool accel_load_state(accel_t *acc, const char *folder);
+/* The newest usable state among the folders step-N of `parent`: its path in `path`, N as the result; damaged ones are passed
+   over with a notice. -1 where there is none. */
+ACCEL_API int64_t accel_find_state(accel_t *acc, const char *parent, char *path, size_t size);
+/* Deletes the oldest folders step-N of `parent` until `limit` are left. Never deletes step-`best` (-1: none), nor the newest
+   usable one. */
+ACCEL_API bool accel_limit_states(accel_t *acc, const char *parent, int limit, int64_t best);
+
 #ifdef __cplusplus
 }
 #endif
@@ -193,6 +213,7 @@ ACCEL_API accel_data *accel_encode_table(const accel_tokenizer *tokenizer, const
    target and renames it when it is complete and on disk, so a crash leaves the old file or the new one. */
 
 #include <cjson/cJSON.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <float.h>
@@ -4313,6 +4334,489 @@ ACCEL_API accel_data *accel_encode_table(const accel_tokenizer *tokenizer, const
                                                            .line = table->lines});
     accel__encoding_free(&e);
     return data;
+}
+
+/* ================================================ >>io-state ======================================================
+   One safetensors file: floats as they are, counters as int64. Objects are told apart by their kind and the order in which
+   they were made. */
+
+typedef struct accel__registered {
+    accel__object object;
+    char *name;
+    void *memory;
+    size_t bytes;
+} accel__registered;
+
+static void accel__registered_destroy(accel__object *object) {
+    accel__free(object->acc, ((accel__registered *)(void *)object)->name);
+}
+
+/* The objects of one kind, oldest first: the one after `previous`, or the first. */
+static accel__object *accel__object_next(accel_t *acc, accel__kind kind, const accel__object *previous) {
+    accel__object *found = NULL;
+    for (accel__object *object = acc->objects; object && object != previous; object = object->next)
+        if (object->kind == kind) found = object;
+    return found;
+}
+
+ACCEL_API bool accel_register_state(accel_t *acc, const char *name, void *memory, size_t bytes) {
+    if (accel_failed(acc)) return false;
+    if (!name || !*name || !memory || !bytes || bytes > INT32_MAX)
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_register_state: a name and 1 to 2^31 bytes of memory are needed");
+    for (accel__object *o = accel__object_next(acc, ACCEL__REGISTERED, NULL); o;
+         o = accel__object_next(acc, ACCEL__REGISTERED, o))
+        if (!strcmp(((accel__registered *)(void *)o)->name, name))
+            return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_register_state: the name %s is taken", name);
+    accel__registered *entry = (accel__registered *)accel__object_create(acc, ACCEL__REGISTERED, sizeof *entry,
+                                                                         accel__registered_destroy);
+    if (!entry) return false;
+    entry->memory = memory;
+    entry->bytes = bytes;
+    entry->name = accel__strdup(acc, name);
+    return entry->name != NULL;
+}
+
+/* ---- a walk over the state: the same for saving and for loading, so that the two cannot differ ---- */
+
+typedef struct accel__state {
+    accel_t *acc;
+    const accel_safetensors *file; /* loading: where it comes from; NULL: saving */
+    accel_named_array *arrays;     /* saving: what to write (stb_ds array) */
+    int visited;
+} accel__state;
+
+static uint64_t accel__checksum(const char *name, const void *data, size_t bytes) {
+    const char *at = (const char *)data;
+    uint64_t sum = accel__hash_text(name);
+    for (; bytes >= sizeof(uint64_t); bytes -= sizeof(uint64_t), at += sizeof(uint64_t)) {
+        uint64_t word;
+        memcpy(&word, at, sizeof word);
+        sum = accel__mix(sum, word);
+    }
+    for (; bytes; bytes--) sum = accel__mix(sum, (unsigned char)*at++);
+    return sum;
+}
+
+/* Of all tensors, in whatever order. */
+static uint64_t accel__file_checksum(const accel_safetensors *file) {
+    uint64_t sum = 0;
+    for (int i = 0; i < file->count; i++) {
+        const accel__entry *entry = &file->entries[i];
+        sum ^= accel__checksum(entry->name, file->data + entry->begin, (size_t)(entry->end - entry->begin));
+    }
+    return sum;
+}
+
+static uint64_t accel__arrays_checksum(const accel_named_array *arrays, size_t count) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < count; i++)
+        sum ^= accel__checksum(arrays[i].name, arrays[i].values, (size_t)accel__named_bytes(&arrays[i]));
+    return sum;
+}
+
+/* Index of a tensor of the file; -1, with an error, where it is missing or of another size. */
+static int accel__state_find(accel__state *s, const char *name, int64_t elements) {
+    int index = accel_safetensors_find(s->file, name);
+    accel_shape shape = index < 0 ? accel_0d() : accel_safetensors_shape(s->file, index);
+    if (index >= 0 && accel__shape_count(shape) == elements) return index;
+    if (index < 0) accel__fail(s->acc, ACCEL_BAD_FILE, "%s: the state has no %s; was it saved by the same program?", s->file->path, name);
+    else
+        accel__fail(s->acc, ACCEL_BAD_FILE, "%s: %s has the shape %s in the state, %lld elements are expected", s->file->path, name,
+                    accel__shape_text(shape).text, (long long)elements);
+    return -1;
+}
+
+/* A copy of values that are to be written under a name. */
+static bool accel__state_put(accel__state *s, const char *name, accel_dtype dtype, const void *values, int64_t elements,
+                             size_t size) {
+    accel_named_array array = {accel__strdup(s->acc, name), dtype, accel_1d((int)elements), NULL};
+    void *copy = NULL;
+    if (size) { /* counters: copied, since they lie on the stack */
+        copy = accel__alloc(s->acc, (size_t)elements * size);
+        if (copy) memcpy(copy, values, (size_t)elements * size);
+    }
+    array.values = size ? copy : values;
+    if (array.name && array.values && accel__push(s->acc, s->arrays, array)) return true;
+    union {
+        const char *shown;
+        char *owned;
+    } text = {array.name};
+    accel__free(s->acc, text.owned);
+    accel__free(s->acc, copy);
+    return false;
+}
+
+static bool accel__state_floats(accel__state *s, const char *name, float *values, int64_t count) {
+    if (accel_failed(s->acc)) return false;
+    s->visited++;
+    if (!s->file) {
+        if (!accel__state_put(s, name, ACCEL_F32, values, count, 0)) return false;
+    } else {
+        int index = accel__state_find(s, name, count);
+        if (index < 0 || !accel_safetensors_read(s->file, index, values, count)) return false;
+    }
+    return true;
+}
+
+static bool accel__state_counters(accel__state *s, const char *name, int64_t *values, int count) {
+    if (accel_failed(s->acc)) return false;
+    s->visited++;
+    if (!s->file) {
+        if (!accel__state_put(s, name, ACCEL_I64, values, count, sizeof *values)) return false;
+    } else {
+        int index = accel__state_find(s, name, count);
+        if (index < 0) return false;
+        const accel__entry *entry = accel__entry_readable(s->file, index, values, count, false);
+        if (!entry) return false;
+        if (entry->dtype->dtype != ACCEL_I64)
+            return accel__fail(s->acc, ACCEL_BAD_FILE, "%s: %s is not of type I64", s->file->path, name);
+        memcpy(values, s->file->data + entry->begin, (size_t)count * sizeof *values);
+    }
+    return true;
+}
+
+/* Doubles travel as the integers with the same bits. */
+static int64_t accel__bits_of(double value) {
+    int64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static double accel__double_of(int64_t bits) {
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* ---- parts of the state ---- */
+
+/* What the context will be when the next micro-batch begins. */
+static bool accel__state_context(accel__state *s) {
+    accel_t *acc = s->acc;
+    bool done = acc->micro.had_backward, closes = done && accel_sync_gradients(acc);
+    int64_t c[] = {1 /* version of this layout */,
+                   (int64_t)acc->desc.seed,
+                   acc->steps + closes,
+                   closes ? 0 : acc->window_index + done,
+                   closes ? 0 : acc->window_examples + (done ? acc->micro.examples : 0),
+                   closes ? acc->next_accumulate : acc->accumulate,
+                   acc->next_accumulate};
+    if (!accel__state_counters(s, "context", c, ACCEL__COUNT(c))) return false;
+    if (!s->file) return true;
+    if (c[0] != 1) return accel__fail(acc, ACCEL_BAD_FILE, "%s: unknown version %lld of the state", s->file->path, (long long)c[0]);
+    accel__scope_end(acc, ACCEL__TRAINING);
+    acc->desc.seed = (uint64_t)c[1];
+    acc->steps = c[2];
+    acc->window_index = (int)c[3];
+    acc->window_examples = c[4];
+    acc->accumulate = (int)c[5];
+    acc->next_accumulate = (int)c[6];
+    acc->micro = (accel__micro){.id = acc->micro.id + 1};
+    return true;
+}
+
+static bool accel__state_moments(accel__state *s, accel__param *param, const char *prefix, int64_t present) {
+    for (int m = 0; m < ACCEL__COUNT(param->moment); m++) {
+        if (!(present >> m & 1)) continue;
+        char name[320];
+        snprintf(name, sizeof name, "%s.moment%d", prefix, m);
+        if (!param->moment[m]) param->moment[m] = (float *)accel__alloc(s->acc, accel__param_bytes(param));
+        if (!param->moment[m] || !accel__state_floats(s, name, param->moment[m], param->slot->count)) return false;
+    }
+    if (s->file) {
+        accel__free(s->acc, param->has_moments);
+        param->has_moments = NULL; /* any row's may be other than zero now */
+    }
+    return true;
+}
+
+/* A gradient is part of the state only in the middle of a window. */
+static bool accel__state_gradient(accel__state *s, accel__param *param, const char *prefix, bool present) {
+    if (!present) return true;
+    char name[320];
+    snprintf(name, sizeof name, "%s.gradient", prefix);
+    if (!accel__param_gradient(s->acc, param)) return false;
+    if (accel__gradient_state(param) == ACCEL__ROWS) accel__rows_to_dense(s->acc, param);
+    if (!accel__state_floats(s, name, param->gradient, param->slot->count)) return false;
+    param->gradient_state = ACCEL__DENSE;
+    return true;
+}
+
+static bool accel__state_param(accel__state *s, accel__param *param, int model) {
+    char prefix[256];
+    snprintf(prefix, sizeof prefix, "model%d.%.200s", model, param->name);
+    const accel__window *window = accel__param_window(param);
+    int64_t c[] = {param->steps, 0, 0, param->slot->requires_grad};
+    for (int m = 0; m < ACCEL__COUNT(param->moment); m++) c[1] |= (int64_t)(param->moment[m] != NULL) << m;
+    c[2] = !window->consumed && accel__gradient_state(param) != ACCEL__NO_GRADIENT;
+    char name[320];
+    snprintf(name, sizeof name, "%s.counters", prefix);
+    if (!accel__state_counters(s, name, c, ACCEL__COUNT(c))) return false;
+    param->steps = c[0];
+    param->slot->requires_grad = c[3] != 0;
+    if (!accel__state_floats(s, prefix, accel__data(param->slot), param->slot->count)) return false;
+    if (s->file) accel__param_changed(param);
+    return accel__state_moments(s, param, prefix, c[1]) && accel__state_gradient(s, param, prefix, c[2] != 0);
+}
+
+static bool accel__state_window(accel__state *s, accel__window *window, const char *name) {
+    bool open = !window->consumed && window->weight > 0;
+    int64_t c[] = {open, accel__bits_of(open ? window->weight : 0)};
+    if (!accel__state_counters(s, name, c, ACCEL__COUNT(c))) return false;
+    if (!s->file) return true;
+    accel__window_reset(window);
+    window->weight = accel__double_of(c[1]);
+    return true;
+}
+
+static bool accel__state_optimizer(accel__state *s, accel_optimizer *opt, int index) {
+    char name[64];
+    snprintf(name, sizeof name, "optimizer%d", index);
+    int64_t c[] = {opt->steps, opt->skipped, opt->skipped_in_row, accel__bits_of((double)opt->base_lr), accel__bits_of(opt->factor)};
+    if (!accel__state_counters(s, name, c, ACCEL__COUNT(c))) return false;
+    opt->steps = c[0];
+    opt->skipped = c[1];
+    opt->skipped_in_row = (int)c[2];
+    opt->base_lr = (float)accel__double_of(c[3]);
+    opt->factor = accel__double_of(c[4]);
+    snprintf(name, sizeof name, "optimizer%d.window", index);
+    return accel__state_window(s, &opt->window, name);
+}
+
+static bool accel__state_model(accel__state *s, accel_model *model, int index) {
+    char name[64];
+    snprintf(name, sizeof name, "model%d.window", index);
+    if (!accel__state_window(s, &model->window, name)) return false;
+    for (int i = 0; i < accel__param_count(model); i++)
+        if (!accel__state_param(s, model->params[i], index)) return false;
+    return true;
+}
+
+static bool accel__state_loader(accel__state *s, accel_loader *loader, int index) {
+    char name[64];
+    snprintf(name, sizeof name, "loader%d", index);
+    int64_t c[] = {loader->epoch, loader->cursor, accel_data_rows(loader->data)};
+    if (!accel__state_counters(s, name, c, ACCEL__COUNT(c))) return false;
+    if (!s->file) return true;
+    if (c[2] != accel_data_rows(loader->data))
+        return accel__fail(s->acc, ACCEL_BAD_FILE, "%s: loader %d had %lld rows, now it has %lld", s->file->path, index, (long long)c[2],
+                           (long long)accel_data_rows(loader->data));
+    if (c[0] < 0 || c[1] < 0 || c[1] > accel_loader_length(loader))
+        return accel__fail(s->acc, ACCEL_BAD_FILE, "%s: loader %d cannot be at batch %lld", s->file->path, index, (long long)c[1]);
+    loader->epoch = c[0];
+    loader->cursor = c[1];
+    accel__loader_order(loader);
+    return true;
+}
+
+static bool accel__state_registered(accel__state *s, accel__registered *entry) {
+    char name[256];
+    snprintf(name, sizeof name, "user.%.200s", entry->name);
+    int64_t words = (int64_t)((entry->bytes + 7) / 8);
+    int64_t *copy = (int64_t *)accel__alloc(s->acc, (size_t)words * sizeof *copy);
+    if (!copy) return false;
+    copy[words - 1] = 0;
+    memcpy(copy, entry->memory, entry->bytes);
+    bool good = accel__state_counters(s, name, copy, (int)words);
+    if (good) memcpy(entry->memory, copy, entry->bytes);
+    accel__free(s->acc, copy);
+    return good;
+}
+
+static bool accel__state_object(accel__state *s, accel__object *object, int index) {
+    switch (object->kind) {
+    case ACCEL__OPTIMIZER: return accel__state_optimizer(s, (accel_optimizer *)(void *)object, index);
+    case ACCEL__MODEL: return accel__state_model(s, (accel_model *)(void *)object, index);
+    case ACCEL__LOADER: return accel__state_loader(s, (accel_loader *)(void *)object, index);
+    case ACCEL__REGISTERED: return accel__state_registered(s, (accel__registered *)(void *)object);
+    default: return true;
+    }
+}
+
+/* Optimizers come before models: a parameter's gradient belongs to its optimizer's window. */
+static bool accel__state_walk(accel__state *s) {
+    static const accel__kind kinds[] = {ACCEL__OPTIMIZER, ACCEL__MODEL, ACCEL__LOADER, ACCEL__REGISTERED};
+    if (!accel__state_context(s)) return false;
+    for (int k = 0; k < ACCEL__COUNT(kinds); k++) {
+        int index = 0;
+        for (accel__object *o = accel__object_next(s->acc, kinds[k], NULL); o; o = accel__object_next(s->acc, kinds[k], o))
+            if (!accel__state_object(s, o, index++)) return false;
+    }
+    return true;
+}
+
+/* ---- saving ---- */
+
+static void accel__state_free(accel__state *s) {
+    for (size_t i = 0; i < accel__length(s->arrays); i++) {
+        union {
+            const void *shown;
+            void *owned;
+        } name = {s->arrays[i].name}, values = {s->arrays[i].values};
+        accel__free(s->acc, name.owned);
+        if (s->arrays[i].dtype == ACCEL_I64) accel__free(s->acc, values.owned);
+    }
+    accel__array_free(s->arrays);
+}
+
+/* Removes a folder and the files in it. */
+static bool accel__state_remove(const char *folder) {
+    DIR *list = opendir(folder);
+    if (!list) return false;
+    for (struct dirent *entry; (entry = readdir(list));) {
+        char path[4400];
+        snprintf(path, sizeof path, "%.4096s/%.255s", folder, entry->d_name);
+        unlink(path); /* folders refuse: then rmdir refuses as well */
+    }
+    closedir(list);
+    return rmdir(folder) == 0;
+}
+
+static bool accel__state_write(accel__state *s, const char *folder) {
+    char path[4200], checksum[32];
+    snprintf(checksum, sizeof checksum, "%016llx",
+             (unsigned long long)accel__arrays_checksum(s->arrays, accel__length(s->arrays)));
+    const char *metadata[] = {"format", "accel-state", "checksum", checksum, NULL};
+    return accel__make_folder(s->acc, folder) && accel__path(path, sizeof path, s->acc, folder, "state.safetensors") &&
+           accel_safetensors_write(s->acc, path, s->arrays, (int)accel__length(s->arrays), metadata);
+}
+
+/* Puts a finished folder in the place of its name. */
+static bool accel__state_rename(accel_t *acc, const char *aside, const char *folder) {
+    char old[4200];
+    snprintf(old, sizeof old, "%.4096s.old-%ld", folder, (long)getpid());
+    bool replaces = rename(folder, old) == 0;
+    if (rename(aside, folder) != 0)
+        return accel__fail(acc, ACCEL_BAD_FILE, "%s cannot be renamed to %s: %s", aside, folder, strerror(errno));
+    accel__sync_folder_of(folder);
+    if (replaces) accel__state_remove(old);
+    return true;
+}
+
+ACCEL_API bool accel_save_state(accel_t *acc, const char *folder) {
+    if (accel_failed(acc)) return false;
+    if (!folder || !*folder || strlen(folder) > 4000)
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_save_state: a folder's name is needed");
+    accel__state s = {.acc = acc};
+    char aside[4200];
+    snprintf(aside, sizeof aside, "%s.part-%ld", folder, (long)getpid());
+    bool good = accel__state_walk(&s) && accel__state_write(&s, aside) && accel__state_rename(acc, aside, folder);
+    if (!good) accel__state_remove(aside);
+    accel__state_free(&s);
+    return good;
+}
+
+/* ---- loading ---- */
+
+/* Opens a state whose checksum fits; NULL, with an error, otherwise. */
+static accel_safetensors *accel__state_open(accel_t *acc, const char *folder) {
+    char path[4200];
+    if (!accel__path(path, sizeof path, acc, folder, "state.safetensors")) return NULL;
+    accel_safetensors *file = accel_safetensors_open(acc, path);
+    if (!file) return NULL;
+    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(file->header, "__metadata__");
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, "checksum"));
+    char checksum[32];
+    snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)accel__file_checksum(file));
+    if (text && !strcmp(text, checksum)) return file;
+    accel__fail(acc, ACCEL_BAD_FILE, text ? "%s: the checksum does not fit: the file is damaged" : "%s is not a saved state", path);
+    accel__object_destroy(&file->object);
+    return NULL;
+}
+
+ACCEL_API bool accel_load_state(accel_t *acc, const char *folder) {
+    if (accel_failed(acc)) return false;
+    if (!folder) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_load_state: a folder's name is needed");
+    accel_safetensors *file = accel__state_open(acc, folder);
+    if (!file) return false;
+    accel__state s = {.acc = acc, .file = file};
+    bool good = accel__state_walk(&s);
+    if (good && s.visited != file->count)
+        good = accel__fail(acc, ACCEL_BAD_FILE, "%s: the state has %d parts, this program has %d", file->path, file->count, s.visited);
+    accel__object_destroy(&file->object);
+    return good;
+}
+
+/* ---- folders step-N ---- */
+
+/* The numbers of a folder's step-N (an stb_ds array), falling; unfinished ones of runs that were killed are removed where `clean`. */
+static int64_t *accel__state_steps(accel_t *acc, const char *parent, bool clean) {
+    int64_t *steps = NULL;
+    DIR *list = opendir(parent);
+    if (!list) return NULL;
+    for (struct dirent *entry; (entry = readdir(list));) {
+        long long step;
+        int used = 0;
+        if (sscanf(entry->d_name, "step-%lld%n", &step, &used) != 1 || step < 0) continue;
+        if (!entry->d_name[used]) {
+            if (!accel__push(acc, steps, (int64_t)step)) break;
+        } else if (clean && (!strncmp(entry->d_name + used, ".part-", 6) || !strncmp(entry->d_name + used, ".old-", 5))) {
+            char path[4400];
+            snprintf(path, sizeof path, "%.4096s/%.255s", parent, entry->d_name);
+            accel__state_remove(path);
+        }
+    }
+    closedir(list);
+    for (size_t i = 1; i < accel__length(steps); i++)
+        for (size_t j = i; j > 0 && steps[j] > steps[j - 1]; j--) {
+            int64_t swapped = steps[j];
+            steps[j] = steps[j - 1];
+            steps[j - 1] = swapped;
+        }
+    return steps;
+}
+
+static void accel__state_path(char *path, size_t size, const char *parent, int64_t step) {
+    snprintf(path, size, "%.4096s/step-%lld", parent, (long long)step);
+}
+
+/* Whether a state can be loaded; if not, the context's error becomes a notice. */
+static bool accel__state_usable(accel_t *acc, const char *folder) {
+    accel_safetensors *file = accel__state_open(acc, folder);
+    if (file) {
+        accel__object_destroy(&file->object);
+        return true;
+    }
+    accel__note(acc, "%s; it is passed over", accel_message(acc));
+    accel_clear(acc);
+    return false;
+}
+
+ACCEL_API int64_t accel_find_state(accel_t *acc, const char *parent, char *path, size_t size) {
+    if (accel_failed(acc)) return -1;
+    if (!parent || !path) {
+        accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_find_state: a folder and room for a path are needed");
+        return -1;
+    }
+    int64_t *steps = accel__state_steps(acc, parent, false), found = -1;
+    for (size_t i = 0; i < accel__length(steps) && found < 0; i++) {
+        char folder[4200];
+        accel__state_path(folder, sizeof folder, parent, steps[i]);
+        if (!accel__state_usable(acc, folder)) continue;
+        if (strlen(folder) < size) memcpy(path, folder, strlen(folder) + 1);
+        else accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_find_state: %s needs more room than %zu bytes", folder, size);
+        found = accel_failed(acc) ? -1 : steps[i];
+        break;
+    }
+    accel__array_free(steps);
+    return found;
+}
+
+ACCEL_API bool accel_limit_states(accel_t *acc, const char *parent, int limit, int64_t best) {
+    if (accel_failed(acc)) return false;
+    if (!parent || limit < 1) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_limit_states: a folder and a limit of 1 or more are needed");
+    char path[4200];
+    int64_t newest = accel_find_state(acc, parent, path, sizeof path);
+    int64_t *steps = accel__state_steps(acc, parent, true);
+    size_t count = accel__length(steps), left = count;
+    for (size_t i = count; i > 0 && left > (size_t)limit; i--) {
+        if (steps[i - 1] == best || steps[i - 1] == newest) continue;
+        accel__state_path(path, sizeof path, parent, steps[i - 1]);
+        if (!accel__state_remove(path)) accel__note(acc, "%s cannot be removed: %s", path, strerror(errno));
+        left--;
+    }
+    accel__array_free(steps);
+    return !accel_failed(acc);
 }
 
 #endif /* ACCEL_IMPLEMENTATION */

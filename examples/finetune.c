@@ -13,9 +13,10 @@
 enum { EVAL_BATCH_SIZE = 64 };
 
 typedef struct settings {
-    const char *model, *vocab, *train, *eval, *label, *output, *log, *optimizer, *schedule;
+    const char *model, *vocab, *train, *eval, *label, *output, *log, *optimizer, *schedule, *precision;
     text_columns text;
-    bool from_scratch, no_shuffle;
+    bool from_scratch, no_shuffle, resume;
+    int64_t save_steps, save_total_limit;
     int64_t layers, dim, heads, hidden_dim, vocab_size;
     int64_t epochs, batch_size, max_length, seed, threads, grad_accum, limit;
     double lr, warmup_ratio, weight_decay, max_grad_norm, dropout;
@@ -36,10 +37,13 @@ typedef struct run {
     accel_metrics *metrics;
     FILE *log;
     bool made_output;                /* the output folder was not there before */
-    int64_t step, steps;             /* optimizer steps done and to do */
+    int64_t steps;                   /* optimizer steps to do */
+    struct {                         /* saved and restored with the state */
+        int64_t epoch, step;         /* the present one, from 1; optimizer steps done */
+    } at;
     double step_loss, step_examples; /* sums of the step's micro-batches */
     double shown_loss, shown_steps;  /* sums since the last line */
-    double examples, seconds;        /* trained so far, evaluation left out */
+    double examples, seconds, timed_steps; /* trained by this process, evaluation left out */
     double step_began;
 } run;
 
@@ -77,6 +81,10 @@ static int read_settings(int argc, char **argv, settings *s) {
                       "biases and layer norms have none; else 0.01 for adamw, 0"),
         option_number("--max-grad-norm", &s->max_grad_norm, 0, 0, "clip the gradient's norm; 0: never"),
         option_number("--dropout", &s->dropout, 0, 0.99, "instead of the model's own"),
+        option_choice("--precision", "fp32|bf16", &s->precision, "of the matrix products' operands"),
+        option_int("--save-steps", &s->save_steps, 1, 0, "save the run's state in --output every N steps"),
+        option_int("--save-total-limit", &s->save_total_limit, 1, 1 << 20, "states to keep, the newest ones"),
+        option_flag("--resume", &s->resume, "go on from the newest usable state in --output"),
         option_int("--seed", &s->seed, 0, 0, "of every random number"),
         option_int("--threads", &s->threads, 0, 4096, "0: all cores"),
         option_text("--log", "FILE", &s->log, "JSON line for every step and every evaluation"),
@@ -85,6 +93,8 @@ static int read_settings(int argc, char **argv, settings *s) {
     if (status >= 0) return status;
     const char *missing = !s->train ? "--train" : !s->text.count ? "--text" : !s->label ? "--label" : NULL;
     if (missing) return fprintf(stderr, "%s is missing, see --help\n", missing), 1;
+    if (!s->output && (s->save_steps || s->resume))
+        return fprintf(stderr, "--save-steps and --resume need --output\n"), 1;
     if ((s->model != NULL) != s->from_scratch) return -1;
     return fprintf(stderr, "one of --model and --from-scratch is needed, see --help\n"), 1;
 }
@@ -218,7 +228,7 @@ static bool open_outputs(run *r) {
         unlink(probe);
     }
     if (!r->s.log) return true;
-    r->log = fopen(r->s.log, "w");
+    r->log = fopen(r->s.log, r->s.resume ? "a" : "w");
     return r->log ? true : cannot_write(r->s.log);
 }
 
@@ -245,6 +255,28 @@ static bool close_log(run *r) {
     good = fclose(r->log) == 0 && good;
     r->log = NULL;
     return good || cannot_write(r->s.log);
+}
+
+/* The state of the run: OUTPUT/step-N. */
+static void save_state(run *r) {
+    char folder[4200];
+    snprintf(folder, sizeof folder, "%.4000s/step-%lld", r->s.output, (long long)r->at.step);
+    accel_save_state(r->acc, folder);
+    if (r->s.save_total_limit) accel_limit_states(r->acc, r->s.output, (int)r->s.save_total_limit, -1);
+}
+
+static bool resume(run *r) {
+    char folder[4200];
+    r->at.epoch = 1;
+    accel_register_state(r->acc, "finetune", &r->at, sizeof r->at);
+    if (!r->s.resume) return !accel_failed(r->acc);
+    if (accel_find_state(r->acc, r->s.output, folder, sizeof folder) < 0) {
+        if (!accel_failed(r->acc)) printf("%s has no state to go on from: starting anew\n", r->s.output);
+        return !accel_failed(r->acc);
+    }
+    if (!accel_load_state(r->acc, folder)) return false;
+    printf("going on from %s\n", folder);
+    return true;
 }
 
 static bool save(run *r) {
@@ -289,12 +321,12 @@ static void show_begin(const run *r) {
 /* A bar that is drawn again and again on a terminal, elsewhere a line for each tenth of the run. */
 static void show_progress(run *r, int epoch, double lr) {
     static const char full[] = "####################", empty[] = "....................";
-    int width = (int)sizeof full - 1, filled = (int)(r->step * width / r->steps);
-    bool line = r->step * 10 / r->steps != (r->step - 1) * 10 / r->steps;
-    double rate = r->examples / r->seconds, left = r->seconds / (double)r->step * (double)(r->steps - r->step);
+    int width = (int)sizeof full - 1, filled = (int)(r->at.step * width / r->steps);
+    bool line = r->at.step * 10 / r->steps != (r->at.step - 1) * 10 / r->steps;
+    double rate = r->examples / r->seconds, left = r->seconds / r->timed_steps * (double)(r->steps - r->at.step);
     if (!line && !on_terminal()) return;
     if (on_terminal()) printf("\r\033[K%.*s%.*s ", filled, full, width - filled, empty);
-    printf("epoch %d, step %lld of %lld: loss %.4f, lr %.3g, %.1f samples/s, %d:%02d left", epoch, (long long)r->step,
+    printf("epoch %d, step %lld of %lld: loss %.4f, lr %.3g, %.1f samples/s, %d:%02d left", epoch, (long long)r->at.step,
            (long long)r->steps, r->shown_loss / r->shown_steps, lr, rate, (int)left / 60, (int)left % 60);
     if (!on_terminal()) printf("\n");
     if (line) r->shown_loss = r->shown_steps = 0;
@@ -306,14 +338,16 @@ static void show_progress(run *r, int epoch, double lr) {
 static void end_step(run *r, int epoch, double lr, double norm) {
     static const char *const names[] = {"step", "epoch", "loss", "lr", "grad_norm", "samples_per_second"};
     double seconds = now() - r->step_began, loss = r->step_loss / r->step_examples;
-    r->step++;
+    r->at.step++;
     r->seconds += seconds;
+    r->timed_steps++;
     r->examples += r->step_examples;
     r->shown_loss += loss;
     r->shown_steps++;
-    log_numbers(r, 6, names, (const double[]){(double)r->step, epoch, loss, lr, norm, r->step_examples / seconds});
+    log_numbers(r, 6, names, (const double[]){(double)r->at.step, epoch, loss, lr, norm, r->step_examples / seconds});
     show_progress(r, epoch, lr);
     r->step_loss = r->step_examples = 0;
+    if (r->s.save_steps && r->at.step % r->s.save_steps == 0) save_state(r);
     r->step_began = now();
 }
 
@@ -353,16 +387,16 @@ static void evaluate(run *r, int epoch) {
     printf("epoch %d: accuracy %.4f (the most frequent label alone: %.4f), F1 %.4f, Matthews %.4f, loss %.4f\n", epoch,
            accuracy, majority, f1, matthews, loss / count);
     fflush(stdout);
-    log_numbers(r, 7, names, (const double[]){(double)r->step, epoch, accuracy, f1, matthews, loss / count, majority});
+    log_numbers(r, 7, names, (const double[]){(double)r->at.step, epoch, accuracy, f1, matthews, loss / count, majority});
 }
 
 static bool train(run *r) {
     show_begin(r);
-    for (int epoch = 1; epoch <= (int)r->s.epochs && !accel_failed(r->acc); epoch++) {
+    for (; r->at.epoch <= r->s.epochs && !accel_failed(r->acc); r->at.epoch++) {
         accel_batch batch;
         r->step_began = now();
-        while (accel_next(r->train, &batch)) train_batch(r, epoch, &batch);
-        if (r->eval) evaluate(r, epoch);
+        while (accel_next(r->train, &batch)) train_batch(r, (int)r->at.epoch, &batch);
+        if (r->eval) evaluate(r, (int)r->at.epoch);
     }
     clear_bar();
     return !accel_failed(r->acc);
@@ -371,6 +405,7 @@ static bool train(run *r) {
 int main(int argc, char **argv) {
     run r = {.s = {.optimizer = "adam",
                    .schedule = "linear",
+                   .precision = "fp32",
                    .layers = 2,
                    .dim = 128,
                    .heads = 2,
@@ -389,8 +424,10 @@ int main(int argc, char **argv) {
     r.acc = accel_create(&(accel_desc){.threads = (int)r.s.threads,
                                        .seed = (uint64_t)r.s.seed,
                                        .accumulate = (int)r.s.grad_accum,
+                                       .precision = strcmp(r.s.precision, "bf16") ? ACCEL_PRECISION_FP32
+                                                                                  : ACCEL_PRECISION_BF16,
                                        .log = show_notice});
-    bool good = read_tables(&r) && make_model_and_loaders(&r) && prepare(&r) && open_outputs(&r) && train(&r) &&
+    bool good = read_tables(&r) && make_model_and_loaders(&r) && prepare(&r) && open_outputs(&r) && resume(&r) && train(&r) &&
                 save(&r);
     if (accel_failed(r.acc)) fprintf(stderr, "%s\n", accel_message(r.acc));
     if (!good) close_log(&r);

@@ -1,0 +1,139 @@
+/* Learns scores of texts or pairs of texts (STS-B's similarity of two sentences, 0 to 5) and reports how well predicted
+   and given scores correlate. Without --model, a small encoder is trained from scratch.
+
+       regression --model DIR --train train.tsv --eval dev.tsv --text sentence1,sentence2 --score score --output OUT
+
+   build: cc -O2 regression.c -lcjson -lutf8proc -lopenblas -lpthread -lm */
+#define ACCEL_IMPLEMENTATION
+#include "encoders.h"
+
+typedef struct run {
+    const char *model_folder, *train_file, *eval_file, *score, *output;
+    text_columns text;
+    int64_t epochs, batch_size, max_length, seed;
+    double lr;
+    accel_t *acc;
+    accel_tokenizer *tokenizer;
+    accel_model *model;
+    accel_loader *train, *eval;
+} run;
+
+static int read_options(int argc, char **argv, run *r) {
+    option_spec options[] = {
+        option_text("--model", "DIR", &r->model_folder, "pretrained folder to start from; else from scratch"),
+        option_text("--train", "FILE", &r->train_file, "rows to train on"),
+        option_text("--eval", "FILE", &r->eval_file, "rows to evaluate on"),
+        option_columns("--text", &r->text, "one or two columns, by name or number from 0"),
+        option_text("--score", "COL", &r->score, "column of the score, a number"),
+        option_text("--output", "DIR", &r->output, "folder for the trained model"),
+        option_int("--epochs", &r->epochs, 1, 1e6, "passes over the training rows"),
+        option_int("--batch-size", &r->batch_size, 1, 1 << 20, "texts per batch"),
+        option_int("--max-length", &r->max_length, 5, 1 << 20, "tokens of a text; longer ones are cut"),
+        option_int("--seed", &r->seed, 0, 0, "of every random number"),
+        option_number("--lr", &r->lr, ABOVE_ZERO, 0, "learning rate"),
+    };
+    int status = options_parse(argc, argv, "", options, (int)(sizeof options / sizeof *options), NULL);
+    if (status >= 0 || (r->train_file && r->eval_file && r->text.count && r->score)) return status;
+    return fprintf(stderr, "--train, --eval, --text and --score are needed, see --help\n"), 1;
+}
+
+/* One output and the mean squared error, which is what ACCEL_REGRESSION means. */
+static bool make_model(run *r, const accel_table *rows, const char *const text[2]) {
+    if (r->model_folder) {
+        accel_pretrained_desc desc = {.num_labels = 1, .problem_type = "regression", .fresh_head = true};
+        r->tokenizer = accel_tokenizer_load(r->acc, r->model_folder, NULL);
+        r->model = accel_load_pretrained(r->acc, r->model_folder, &desc);
+        return r->tokenizer && r->model;
+    }
+    r->tokenizer = learn_vocabulary(r->acc, rows, text, 8000);
+    accel_encoder_config config = small_encoder(r->tokenizer, r->max_length);
+    config.problem = ACCEL_REGRESSION;
+    config.num_labels = 1;
+    r->model = r->tokenizer ? accel_encoder_create(r->acc, &config) : NULL;
+    return r->model != NULL;
+}
+
+static bool make_all(run *r) {
+    accel_table *train = accel_table_read(r->acc, r->train_file, NULL);
+    accel_table *eval = accel_table_read(r->acc, r->eval_file, NULL);
+    accel_encode_desc encode = {.label = {r->score}, .max_length = (int)r->max_length};
+    if (!text_columns_find(&r->text, r->acc, train, encode.text) || !make_model(r, train, encode.text)) return false;
+    encode.model = r->model;
+    r->train = make_loader(r->acc, r->tokenizer, train, &encode, r->batch_size);
+    r->eval = make_loader(r->acc, r->tokenizer, eval, &encode, 0);
+    return !accel_failed(r->acc);
+}
+
+static double mean(const double *x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i];
+    return sum / (double)n;
+}
+
+/* NaN where all of x or all of y are equal. */
+static double pearson(const double *x, const double *y, int64_t n) {
+    double mean_x = mean(x, n), mean_y = mean(y, n), xx = 0, yy = 0, xy = 0;
+    for (int64_t i = 0; i < n; i++) {
+        xx += (x[i] - mean_x) * (x[i] - mean_x);
+        yy += (y[i] - mean_y) * (y[i] - mean_y);
+        xy += (x[i] - mean_x) * (y[i] - mean_y);
+    }
+    return xy / sqrt(xx * yy);
+}
+
+/* Ranks from 1; equal values share the mean of theirs. */
+static void rank(const double *x, int64_t n, double *ranks) {
+    for (int64_t i = 0; i < n; i++) {
+        int64_t below = 0, equal = 0;
+        for (int64_t j = 0; j < n; j++) {
+            below += x[j] < x[i];
+            equal += x[j] == x[i];
+        }
+        ranks[i] = (double)below + (double)(equal + 1) / 2;
+    }
+}
+
+static void report(const run *r, int epoch, const double *predicted, const double *given, double *ranks, int64_t rows) {
+    double error = 0;
+    for (int64_t i = 0; i < rows; i++) error += (predicted[i] - given[i]) * (predicted[i] - given[i]);
+    rank(predicted, rows, ranks);
+    rank(given, rows, ranks + rows);
+    printf("epoch %d: mean squared error %.4f, Pearson %.4f, Spearman %.4f\n", epoch, error / (double)rows,
+           pearson(predicted, given, rows), pearson(ranks, ranks + rows, rows));
+    if (epoch != r->epochs) return;
+    for (int64_t i = 0; i < rows && i < 5; i++)
+        printf("row %lld: given %.3f, predicted %.3f\n", (long long)i + 1, given[i], predicted[i]);
+}
+
+/* work: room for four numbers per row. */
+static void evaluate(run *r, int epoch, double *work, int64_t rows) {
+    float scores[EVAL_BATCH_SIZE];
+    accel_batch batch;
+    accel_eval_begin(r->acc);
+    while (accel_next(r->eval, &batch)) {
+        if (!accel_read(accel_forward(r->model, &batch).logits, scores, batch.examples)) break;
+        for (int i = 0; i < batch.examples; i++) {
+            work[batch.rows[i]] = (double)scores[i];
+            work[rows + batch.rows[i]] = (double)batch.targets[i];
+        }
+    }
+    accel_eval_end(r->acc);
+    if (!accel_failed(r->acc)) report(r, epoch, work, work + rows, work + 2 * rows, rows);
+}
+
+static void train(run *r, double *work, int64_t rows) {
+    accel_optimizer *opt = accel_adamw(r->acc, r->model, &(accel_adam_desc){.lr = (float)r->lr});
+    int64_t steps = r->epochs * accel_steps_per_epoch(r->acc, r->train);
+    accel_schedule *lr = accel_linear_schedule_with_warmup(opt, steps / 10, steps);
+    accel_prepare(r->acc, r->model, opt, lr, r->train, r->eval);
+    for (int epoch = 1; epoch <= (int)r->epochs && !accel_failed(r->acc); epoch++) {
+        accel_batch batch;
+        while (accel_next(r->train, &batch)) {
+            accel_zero_grad(opt);
+            accel_backward(r->acc, accel_forward(r->model, &batch).loss);
+            accel_step(opt);
+            accel_schedule_step(lr);
+        }
+        evaluate(r, epoch, work, rows);
+    }
+}
