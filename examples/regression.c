@@ -16,7 +16,11 @@ typedef struct run {
     accel_tokenizer *tokenizer;
     accel_model *model;
     accel_loader *train, *eval;
+    int64_t rows;    /* of the evaluation   */
+    double *numbers; /* [COLUMNS, rows]: scores and their ranks */
 } run;
+
+enum { PREDICTED, GIVEN, PREDICTED_RANK, GIVEN_RANK, SORTED, COLUMNS };
 
 static int read_options(int argc, char **argv, run *r) {
     option_spec options[] = {
@@ -30,7 +34,7 @@ static int read_options(int argc, char **argv, run *r) {
         option_int("--batch-size", &r->batch_size, 1, 1 << 20, "texts per batch"),
         option_int("--max-length", &r->max_length, 5, 1 << 20, "tokens of a text; longer ones are cut"),
         option_int("--seed", &r->seed, 0, 0, "of every random number"),
-        option_number("--lr", &r->lr, ABOVE_ZERO, 0, "learning rate"),
+        option_number("--lr", &r->lr, ABOVE_ZERO, 0, "learning rate, else 5e-5 with --model, 5e-4 without"),
     };
     int status = options_parse(argc, argv, "", options, (int)(sizeof options / sizeof *options), NULL);
     if (status >= 0 || (r->train_file && r->eval_file && r->text.count && r->score)) return status;
@@ -61,18 +65,16 @@ static bool make_all(run *r) {
     encode.model = r->model;
     r->train = make_loader(r->acc, r->tokenizer, train, &encode, r->batch_size);
     r->eval = make_loader(r->acc, r->tokenizer, eval, &encode, 0);
-    return !accel_failed(r->acc);
-}
-
-static double mean(const double *x, int64_t n) {
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++) sum += x[i];
-    return sum / (double)n;
+    r->rows = accel_table_rows(eval);
+    r->numbers = malloc((size_t)(r->rows * COLUMNS + 1) * sizeof *r->numbers);
+    if (!r->numbers) fprintf(stderr, "out of memory\n");
+    return r->numbers && !accel_failed(r->acc);
 }
 
 /* NaN where all of x or all of y are equal. */
 static double pearson(const double *x, const double *y, int64_t n) {
-    double mean_x = mean(x, n), mean_y = mean(y, n), xx = 0, yy = 0, xy = 0;
+    double mean_x = 0, mean_y = 0, xx = 0, yy = 0, xy = 0;
+    for (int64_t i = 0; i < n; i++) mean_x += x[i] / (double)n, mean_y += y[i] / (double)n;
     for (int64_t i = 0; i < n; i++) {
         xx += (x[i] - mean_x) * (x[i] - mean_x);
         yy += (y[i] - mean_y) * (y[i] - mean_y);
@@ -81,47 +83,59 @@ static double pearson(const double *x, const double *y, int64_t n) {
     return xy / sqrt(xx * yy);
 }
 
-/* Ranks from 1; equal values share the mean of theirs. */
-static void rank(const double *x, int64_t n, double *ranks) {
-    for (int64_t i = 0; i < n; i++) {
-        int64_t below = 0, equal = 0;
-        for (int64_t j = 0; j < n; j++) {
-            below += x[j] < x[i];
-            equal += x[j] == x[i];
-        }
-        ranks[i] = (double)below + (double)(equal + 1) / 2;
-    }
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
 }
 
-static void report(const run *r, int epoch, const double *predicted, const double *given, double *ranks, int64_t rows) {
-    double error = 0;
-    for (int64_t i = 0; i < rows; i++) error += (predicted[i] - given[i]) * (predicted[i] - given[i]);
-    rank(predicted, rows, ranks);
-    rank(given, rows, ranks + rows);
-    printf("epoch %d: mean squared error %.4f, Pearson %.4f, Spearman %.4f\n", epoch, error / (double)rows,
-           pearson(predicted, given, rows), pearson(ranks, ranks + rows, rows));
-    if (epoch != r->epochs) return;
-    for (int64_t i = 0; i < rows && i < 5; i++)
+/* How many of the sorted numbers are below a limit, or equal to it where they count as well. */
+static int64_t count_below(const double *sorted, int64_t n, double limit, bool equal_too) {
+    int64_t begin = 0, end = n;
+    while (begin < end) {
+        int64_t middle = (begin + end) / 2;
+        if (sorted[middle] < limit || (equal_too && sorted[middle] == limit)) begin = middle + 1;
+        else end = middle;
+    }
+    return begin;
+}
+
+/* Ranks from 1; equal numbers share the mean of theirs. */
+static void rank(const double *x, int64_t n, double *sorted, double *ranks) {
+    memcpy(sorted, x, (size_t)n * sizeof *x);
+    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
+    for (int64_t i = 0; i < n; i++)
+        ranks[i] = (double)(count_below(sorted, n, x[i], false) + 1 + count_below(sorted, n, x[i], true)) / 2;
+}
+
+static void report(const run *r, int epoch) {
+    int64_t n = r->rows;
+    double *predicted = r->numbers, *given = predicted + GIVEN * n, error = 0;
+    double *predicted_rank = predicted + PREDICTED_RANK * n, *given_rank = predicted + GIVEN_RANK * n;
+    rank(predicted, n, predicted + SORTED * n, predicted_rank);
+    rank(given, n, predicted + SORTED * n, given_rank);
+    for (int64_t i = 0; i < n; i++) error += (predicted[i] - given[i]) * (predicted[i] - given[i]) / (double)n;
+    printf("epoch %d: mean squared error %.4f, Pearson %.4f, Spearman %.4f\n", epoch, error,
+           pearson(predicted, given, n), pearson(predicted_rank, given_rank, n));
+    for (int64_t i = 0; epoch == r->epochs && i < n && i < 5; i++)
         printf("row %lld: given %.3f, predicted %.3f\n", (long long)i + 1, given[i], predicted[i]);
 }
 
-/* work: room for four numbers per row. */
-static void evaluate(run *r, int epoch, double *work, int64_t rows) {
+static void evaluate(run *r, int epoch) {
     float scores[EVAL_BATCH_SIZE];
     accel_batch batch;
     accel_eval_begin(r->acc);
     while (accel_next(r->eval, &batch)) {
         if (!accel_read(accel_forward(r->model, &batch).logits, scores, batch.examples)) break;
         for (int i = 0; i < batch.examples; i++) {
-            work[batch.rows[i]] = (double)scores[i];
-            work[rows + batch.rows[i]] = (double)batch.targets[i];
+            r->numbers[batch.rows[i]] = (double)scores[i];
+            r->numbers[GIVEN * r->rows + batch.rows[i]] = (double)batch.targets[i];
         }
     }
     accel_eval_end(r->acc);
-    if (!accel_failed(r->acc)) report(r, epoch, work, work + rows, work + 2 * rows, rows);
+    if (!accel_failed(r->acc)) report(r, epoch);
 }
 
-static void train(run *r, double *work, int64_t rows) {
+static bool train(run *r) {
     accel_optimizer *opt = accel_adamw(r->acc, r->model, &(accel_adam_desc){.lr = (float)r->lr});
     int64_t steps = r->epochs * accel_steps_per_epoch(r->acc, r->train);
     accel_schedule *lr = accel_linear_schedule_with_warmup(opt, steps / 10, steps);
@@ -134,6 +148,20 @@ static void train(run *r, double *work, int64_t rows) {
             accel_step(opt);
             accel_schedule_step(lr);
         }
-        evaluate(r, epoch, work, rows);
+        evaluate(r, epoch);
     }
+    return !accel_failed(r->acc) && (!r->output || accel_save_pretrained(r->model, r->tokenizer, r->output));
+}
+
+int main(int argc, char **argv) {
+    run r = {.epochs = 3, .batch_size = 16, .max_length = 128, .seed = 42, .lr = NAN};
+    int status = read_options(argc, argv, &r);
+    if (status >= 0) return status;
+    if (isnan(r.lr)) r.lr = r.model_folder ? 5e-5 : 5e-4;
+    r.acc = accel_create(&(accel_desc){.seed = (uint64_t)r.seed});
+    bool good = make_all(&r) && train(&r);
+    if (accel_failed(r.acc)) fprintf(stderr, "%s\n", accel_message(r.acc));
+    free(r.numbers);
+    accel_destroy(r.acc);
+    return good ? 0 : 1;
 }
