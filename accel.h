@@ -139,7 +139,8 @@ typedef struct accel_optimizer accel_optimizer;
 typedef struct accel_schedule accel_schedule;
 typedef struct accel_data accel_data;           /* rows in memory                                 */
 typedef struct accel_loader accel_loader;
-typedef struct accel_metrics accel_metrics;
+typedef struct accel_metrics accel_metrics;     /* counts of classes                              */
+typedef struct accel_scores accel_scores;       /* predicted and true scores of a regression      */
 
 /* Handle of a tensor: float32 or int32, 0 to 4 dimensions, row-major. A zeroed handle is the null tensor. */
 typedef struct accel_tensor {
@@ -352,6 +353,24 @@ typedef struct accel_gradient_check_desc {
     float tolerance;         /* largest error, relative to the largest gradient value of the input; 0: 5e-3 */
     uint64_t seed;           /* of the random projection of a result that is no scalar           */
 } accel_gradient_check_desc;
+
+/* ---- metrics ---- */
+
+/* scikit-learn's averages over the classes. Binary: class 1 alone, of two. Macro: every class counts the same. Micro: all
+   decisions in one count. Weighted: by the examples that have the label. */
+typedef enum accel_average {
+    ACCEL_AVERAGE_BINARY,
+    ACCEL_AVERAGE_MACRO,
+    ACCEL_AVERAGE_MICRO,
+    ACCEL_AVERAGE_WEIGHTED
+} accel_average;
+
+/* Of one class, or averaged over the classes. A quotient by zero is 0 (scikit-learn's zero_division=0). */
+typedef struct accel_prf {
+    double precision, recall, f1;
+    int64_t labelled, predicted, hits; /* examples with the label (the support), with the prediction, with both; of
+                                          several classes: the sums */
+} accel_prf;
 
 /* ============================================== >>functions ======================================================= */
 
@@ -618,19 +637,48 @@ ACCEL_API int64_t accel_steps_per_epoch(const accel_t *acc, const accel_loader *
 /* Moves a model to a device by name; "cpu" is always there. */
 ACCEL_API bool accel_to(accel_model *model, const char *device);
 
-/* ---- metrics: counts, one per example ---- */
+/* ---- metrics: counts, one per example; a value that is not defined (no examples, a zero divisor) is 0 ---- */
 
 ACCEL_API accel_metrics *accel_metrics_create(accel_t *acc, int classes);
+/* For examples with any number of labels: each label is a yes/no count of its own. */
+ACCEL_API accel_metrics *accel_metrics_create_multi_label(accel_t *acc, int labels);
 /* Adds the arg-max of each row of logits [n, classes] against labels [n] (ACCEL_IGNORE is left out). */
 ACCEL_API bool accel_metrics_add(accel_metrics *metrics, accel_tensor logits, const int32_t *labels, int n);
+/* The same for multi-label metrics: logits [n, labels] against targets [n, labels] of 0 and 1. A label is predicted where
+   its logit is above 0 (its probability above 1/2). */
+ACCEL_API bool accel_metrics_add_multi_label(accel_metrics *metrics, accel_tensor logits, const float *targets, int n);
 ACCEL_API void accel_metrics_reset(accel_metrics *metrics);
-ACCEL_API int64_t accel_metrics_count(const accel_metrics *metrics, int label, int predicted); /* confusion matrix */
+/* Examples counted so far. */
+ACCEL_API int64_t accel_metrics_examples(const accel_metrics *metrics);
+/* Confusion matrix; 0 for multi-label metrics. */
+ACCEL_API int64_t accel_metrics_count(const accel_metrics *metrics, int label, int predicted);
+/* Multi-label: the share of examples whose labels are all right (exact match, scikit-learn's accuracy_score). */
 ACCEL_API double accel_accuracy(const accel_metrics *metrics);
+/* Precision, recall and F1 of one class or label (zeros where there is none such), and averaged over all of them, those
+   without examples included (scikit-learn's precision_recall_fscore_support with labels = 0 .. classes - 1). The binary
+   average of anything but two classes is an error. */
+ACCEL_API accel_prf accel_class_prf(const accel_metrics *metrics, int label);
+ACCEL_API accel_prf accel_average_prf(const accel_metrics *metrics, accel_average average);
 /* F1 of class 1 where there are two classes, the mean over the classes (macro) otherwise. */
 ACCEL_API double accel_f1(const accel_metrics *metrics);
+/* Not for multi-label metrics (0), like the next one. */
 ACCEL_API double accel_matthews(const accel_metrics *metrics);
 /* Accuracy of always guessing the most frequent label. */
 ACCEL_API double accel_majority(const accel_metrics *metrics);
+
+/* ---- metrics of scores: each pair once; they keep the values (8 bytes a pair), since ranks need them all ---- */
+
+ACCEL_API accel_scores *accel_scores_create(accel_t *acc);
+/* Adds the n elements of a float tensor of any shape against n targets, which must be finite. */
+ACCEL_API bool accel_scores_add(accel_scores *scores, accel_tensor predicted, const float *targets, int n);
+ACCEL_API void accel_scores_reset(accel_scores *scores);
+ACCEL_API int64_t accel_scores_count(const accel_scores *scores);
+/* Pearson's and Spearman's correlation (ties have their average rank); 0 where one side does not vary, NaN where a
+   prediction is NaN, or on lack of memory. They do not depend on how the pairs were cut into batches. */
+ACCEL_API double accel_pearson(const accel_scores *scores);
+ACCEL_API double accel_spearman(const accel_scores *scores);
+/* 0 without pairs. */
+ACCEL_API double accel_mean_squared_error(const accel_scores *scores);
 
 /* ---- gradient check ---- */
 
@@ -649,7 +697,7 @@ ACCEL_API float accel_gradient_check(accel_t *acc,
 typedef enum accel__kind {
     ACCEL__MODEL = 0x41434331, ACCEL__OPTIMIZER, ACCEL__SCHEDULE, ACCEL__DATA, ACCEL__LOADER, ACCEL__METRICS,
     ACCEL__TOKENIZER, ACCEL__TABLE, ACCEL__SAFETENSORS,
-    ACCEL__REGISTERED
+    ACCEL__REGISTERED, ACCEL__SCORES, ACCEL__TRACKER
 } accel__kind;
 
 /* First member of every object that a context owns. `uses` are objects that must outlive this one. */
@@ -1615,7 +1663,8 @@ static void accel__object_destroy(accel__object *object) {
 
 static const char *accel__kind_text(accel__kind kind) {
     static const char *const text[] = {"model",     "optimizer", "schedule",        "data", "loader", "metrics",
-                                       "tokenizer", "table",     "safetensors file", "registered memory"};
+                                       "tokenizer", "table",     "safetensors file", "registered memory",
+                                       "scores",    "tracker"};
     unsigned index = (unsigned)kind - (unsigned)ACCEL__MODEL;
     return index < (unsigned)ACCEL__COUNT(text) ? text[index] : "object of no known kind";
 }
@@ -6975,38 +7024,70 @@ static void accel__skip_step(accel_optimizer *opt) {
 struct accel_metrics {
     accel__object object;
     int classes;
-    int64_t *count;  /* [label, predicted] */
+    bool multi_label;
+    int64_t examples, exact; /* exact: multi-label, those with all labels right */
+    int64_t *count;          /* [label, predicted]; multi-label: an accel__class_count for each label */
+    size_t counters;
 };
+
+/* Examples with a label, with a prediction, and with both, of one class. */
+typedef struct accel__class_count {
+    int64_t label, predicted, both;
+} accel__class_count;
 
 static void accel__metrics_destroy(accel__object *object) {
     accel__free(object->acc, ((accel_metrics *)(void *)object)->count);
 }
 
-ACCEL_API accel_metrics *accel_metrics_create(accel_t *acc, int classes) {
+static accel_metrics *accel__metrics_make(accel_t *acc, int classes, bool multi_label, const char *where) {
     if (accel_failed(acc)) return NULL;
     if (classes < 1 || classes > 1 << 14) {
-        accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_metrics_create: %d classes, expected 1 to %d", classes, 1 << 14);
+        accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %d classes, expected 1 to %d", where, classes, 1 << 14);
         return NULL;
     }
     accel_metrics *metrics =
         (accel_metrics *)accel__object_create(acc, ACCEL__METRICS, sizeof *metrics, accel__metrics_destroy);
     if (!metrics) return NULL;
     metrics->classes = classes;
-    metrics->count = (int64_t *)accel__alloc_zero(acc, (size_t)classes * (size_t)classes * sizeof *metrics->count);
+    metrics->multi_label = multi_label;
+    metrics->counters = (size_t)classes * (multi_label ? sizeof(accel__class_count) / sizeof(int64_t) : (size_t)classes);
+    metrics->count = (int64_t *)accel__alloc_zero(acc, metrics->counters * sizeof *metrics->count);
     if (metrics->count) return metrics;
     accel__object_destroy(&metrics->object);
     return NULL;
 }
 
-ACCEL_API bool accel_metrics_add(accel_metrics *metrics, accel_tensor logits, const int32_t *labels, int n) {
+ACCEL_API accel_metrics *accel_metrics_create(accel_t *acc, int classes) {
+    return accel__metrics_make(acc, classes, false, "accel_metrics_create");
+}
+
+ACCEL_API accel_metrics *accel_metrics_create_multi_label(accel_t *acc, int labels) {
+    return accel__metrics_make(acc, labels, true, "accel_metrics_create_multi_label");
+}
+
+/* Logits that fit the metrics; NULL, with an error, where they do not. */
+static accel__slot *accel__metrics_logits(const accel_metrics *metrics, accel_tensor logits, bool multi_label,
+                                          const void *expected, int n, const char *where) {
     accel_t *acc = metrics ? metrics->object.acc : NULL;
-    accel__slot *slot = accel__operand_type(acc, logits, ACCEL_FLOAT32, "accel_metrics_add");
+    accel__slot *slot = accel__operand_type(acc, logits, ACCEL_FLOAT32, where);
+    if (!slot) return NULL;
+    if (metrics->multi_label != multi_label) {
+        accel__fail(acc, ACCEL_BAD_STATE, "%s: these metrics are for %s", where,
+                    multi_label ? "one label of each example" : "several labels of each example");
+        return NULL;
+    }
+    if (expected && slot->shape.rank == 2 && slot->shape.dim[0] == n && slot->shape.dim[1] == metrics->classes)
+        return slot;
+    accel__fail(acc, ACCEL_BAD_SHAPE, "%s: logits [%d, %d] and %s are expected, the shape is %s", where, n,
+                metrics->classes, multi_label ? "targets" : "labels", accel__shape_text(slot->shape).text);
+    return NULL;
+}
+
+ACCEL_API bool accel_metrics_add(accel_metrics *metrics, accel_tensor logits, const int32_t *labels, int n) {
+    accel__slot *slot = accel__metrics_logits(metrics, logits, false, labels, n, "accel_metrics_add");
     if (!slot) return false;
+    accel_t *acc = metrics->object.acc;
     int classes = metrics->classes;
-    if (!labels || slot->shape.rank != 2 || slot->shape.dim[0] != n || slot->shape.dim[1] != classes)
-        return accel__fail(acc, ACCEL_BAD_SHAPE,
-                           "accel_metrics_add: logits [%d, %d] and labels are expected, the shape is %s", n, classes,
-                           accel__shape_text(slot->shape).text);
     for (int i = 0; i < n; i++)
         if (labels[i] != ACCEL_IGNORE && (labels[i] < 0 || labels[i] >= classes))
             return accel__fail(acc, ACCEL_BAD_DATA, "accel_metrics_add: label %d in row %d; there are labels 0 .. %d",
@@ -7017,27 +7098,61 @@ ACCEL_API bool accel_metrics_add(accel_metrics *metrics, accel_tensor logits, co
         int best = 0;
         for (int c = 1; c < classes; c++)
             if (values[c] > values[best]) best = c;
-        if (labels[i] != ACCEL_IGNORE) metrics->count[(int64_t)labels[i] * classes + best]++;
+        if (labels[i] == ACCEL_IGNORE) continue;
+        metrics->count[(int64_t)labels[i] * classes + best]++;
+        metrics->examples++;
+    }
+    return true;
+}
+
+ACCEL_API bool accel_metrics_add_multi_label(accel_metrics *metrics, accel_tensor logits, const float *targets, int n) {
+    accel__slot *slot = accel__metrics_logits(metrics, logits, true, targets, n, "accel_metrics_add_multi_label");
+    if (!slot) return false;
+    accel_t *acc = metrics->object.acc;
+    int classes = metrics->classes;
+    for (int64_t i = 0; i < slot->count; i++)
+        if (targets[i] != 0 && targets[i] != 1)
+            return accel__fail(acc, ACCEL_BAD_DATA,
+                               "accel_metrics_add_multi_label: target %g in row %d, label %d; expected 0 or 1",
+                               (double)targets[i], (int)(i / classes), (int)(i % classes));
+    float *values = (float *)accel__staging(acc, (size_t)slot->count * sizeof *values);
+    if (!values || !accel_read(logits, values, slot->count)) return false;
+    for (int i = 0; i < n; i++, values += classes, targets += classes) {
+        int right = 0;
+        for (int c = 0; c < classes; c++) {
+            int64_t *count = metrics->count + (int64_t)3 * c;
+            bool label = targets[c] != 0, predicted = values[c] > 0;
+            count[0] += label;
+            count[1] += predicted;
+            count[2] += label && predicted;
+            right += label == predicted;
+        }
+        metrics->examples++;
+        metrics->exact += right == classes;
     }
     return true;
 }
 
 ACCEL_API void accel_metrics_reset(accel_metrics *metrics) {
-    if (metrics)
-        memset(metrics->count, 0, (size_t)metrics->classes * (size_t)metrics->classes * sizeof *metrics->count);
+    if (!metrics) return;
+    memset(metrics->count, 0, metrics->counters * sizeof *metrics->count);
+    metrics->examples = metrics->exact = 0;
+}
+
+ACCEL_API int64_t accel_metrics_examples(const accel_metrics *metrics) { return metrics ? metrics->examples : 0; }
+
+static bool accel__metrics_has(const accel_metrics *metrics, int label) {
+    return metrics && label >= 0 && label < metrics->classes;
 }
 
 ACCEL_API int64_t accel_metrics_count(const accel_metrics *metrics, int label, int predicted) {
-    bool inside = metrics && label >= 0 && predicted >= 0 && label < metrics->classes && predicted < metrics->classes;
+    bool inside = accel__metrics_has(metrics, label) && accel__metrics_has(metrics, predicted) && !metrics->multi_label;
     return inside ? metrics->count[(int64_t)label * metrics->classes + predicted] : 0;
 }
 
-/* Examples with a label, with a prediction, and with both, of one class. */
-typedef struct accel__class_count {
-    int64_t label, predicted, both;
-} accel__class_count;
-
 static accel__class_count accel__class_counts(const accel_metrics *metrics, int c) {
+    const int64_t *count = metrics->count + (int64_t)3 * c;
+    if (metrics->multi_label) return (accel__class_count){count[0], count[1], count[2]};
     accel__class_count n = {0, 0, accel_metrics_count(metrics, c, c)};
     for (int i = 0; i < metrics->classes; i++) {
         n.label += accel_metrics_count(metrics, c, i);
@@ -7047,14 +7162,14 @@ static accel__class_count accel__class_counts(const accel_metrics *metrics, int 
 }
 
 /* Over all classes: examples, hits, the largest label count, and the sums of products that Matthews' correlation needs.
- */
+   Zeros for multi-label metrics. */
 typedef struct accel__totals {
     double n, hits, largest, label_predicted, label_label, predicted_predicted;
 } accel__totals;
 
 static accel__totals accel__metrics_totals(const accel_metrics *metrics) {
     accel__totals t = {0, 0, 0, 0, 0, 0};
-    for (int c = 0; metrics && c < metrics->classes; c++) {
+    for (int c = 0; metrics && !metrics->multi_label && c < metrics->classes; c++) {
         accel__class_count k = accel__class_counts(metrics, c);
         double label = (double)k.label, predicted = (double)k.predicted;
         t.n += label;
@@ -7067,24 +7182,74 @@ static accel__totals accel__metrics_totals(const accel_metrics *metrics) {
     return t;
 }
 
+static double accel__quotient(double part, double whole) { return whole > 0 ? part / whole : 0; }
+
 ACCEL_API double accel_accuracy(const accel_metrics *metrics) {
+    if (metrics && metrics->multi_label) return accel__quotient((double)metrics->exact, (double)metrics->examples);
     accel__totals t = accel__metrics_totals(metrics);
-    return t.n > 0 ? t.hits / t.n : 0;
+    return accel__quotient(t.hits, t.n);
 }
 
 ACCEL_API double accel_majority(const accel_metrics *metrics) {
     accel__totals t = accel__metrics_totals(metrics);
-    return t.n > 0 ? t.largest / t.n : 0;
+    return accel__quotient(t.largest, t.n);
+}
+
+static accel_prf accel__prf_of(accel__class_count k) {
+    double label = (double)k.label, predicted = (double)k.predicted, both = (double)k.both;
+    return (accel_prf){accel__quotient(both, predicted), accel__quotient(both, label),
+                       accel__quotient(2 * both, label + predicted), k.label, k.predicted, k.both};
+}
+
+ACCEL_API accel_prf accel_class_prf(const accel_metrics *metrics, int label) {
+    if (!accel__metrics_has(metrics, label)) return (accel_prf){0, 0, 0, 0, 0, 0};
+    return accel__prf_of(accel__class_counts(metrics, label));
+}
+
+/* Mean of the classes' values, each class with the weight 1 or with that of its examples. */
+static accel_prf accel__mean_prf(const accel_metrics *metrics, accel__class_count sum, bool weighted) {
+    accel_prf mean = {0, 0, 0, sum.label, sum.predicted, sum.both};
+    double whole = weighted ? (double)sum.label : metrics->classes;
+    for (int c = 0; c < metrics->classes; c++) {
+        accel_prf one = accel_class_prf(metrics, c);
+        double weight = weighted ? (double)one.labelled : 1;
+        mean.precision += weight * one.precision;
+        mean.recall += weight * one.recall;
+        mean.f1 += weight * one.f1;
+    }
+    mean.precision = accel__quotient(mean.precision, whole);
+    mean.recall = accel__quotient(mean.recall, whole);
+    mean.f1 = accel__quotient(mean.f1, whole);
+    return mean;
+}
+
+ACCEL_API accel_prf accel_average_prf(const accel_metrics *metrics, accel_average average) {
+    accel_prf none = {0, 0, 0, 0, 0, 0};
+    if (!metrics) return none;
+    if (average == ACCEL_AVERAGE_BINARY) {
+        if (metrics->classes == 2 && !metrics->multi_label) return accel_class_prf(metrics, 1);
+        accel__fail(metrics->object.acc, ACCEL_BAD_ARGUMENT,
+                    "accel_average_prf: the binary average is for two classes, not for %d %s", metrics->classes,
+                    metrics->multi_label ? "labels" : metrics->classes == 1 ? "class" : "classes");
+        return none;
+    }
+    accel__class_count sum = {0, 0, 0};
+    for (int c = 0; c < metrics->classes; c++) {
+        accel__class_count k = accel__class_counts(metrics, c);
+        sum.label += k.label;
+        sum.predicted += k.predicted;
+        sum.both += k.both;
+    }
+    if (average == ACCEL_AVERAGE_MICRO) return accel__prf_of(sum);
+    if (average == ACCEL_AVERAGE_MACRO || average == ACCEL_AVERAGE_WEIGHTED)
+        return accel__mean_prf(metrics, sum, average == ACCEL_AVERAGE_WEIGHTED);
+    accel__fail(metrics->object.acc, ACCEL_BAD_ARGUMENT, "accel_average_prf: there is no average %d", (int)average);
+    return none;
 }
 
 ACCEL_API double accel_f1(const accel_metrics *metrics) {
-    double sum = 0;
-    int first = metrics && metrics->classes == 2 ? 1 : 0;
-    for (int c = first; metrics && c < metrics->classes; c++) {
-        accel__class_count k = accel__class_counts(metrics, c);
-        if (k.label + k.predicted) sum += 2 * (double)k.both / (double)(k.label + k.predicted);
-    }
-    return metrics ? sum / (metrics->classes - first) : 0;
+    bool binary = metrics && metrics->classes == 2 && !metrics->multi_label;
+    return accel_average_prf(metrics, binary ? ACCEL_AVERAGE_BINARY : ACCEL_AVERAGE_MACRO).f1;
 }
 
 /* The multi-class R_k statistic (Gorodkin 2004; scikit-learn's matthews_corrcoef); 0 where it is not defined. */
@@ -7093,6 +7258,132 @@ ACCEL_API double accel_matthews(const accel_metrics *metrics) {
     double square = (t.n * t.n - t.predicted_predicted) * (t.n * t.n - t.label_label);
     return square > 0 ? (t.hits * t.n - t.label_predicted) / sqrt(square) : 0;
 }
+
+/* ---- metrics of scores ---- */
+
+struct accel_scores {
+    accel__object object;
+    float *predicted, *target;
+    int64_t count, room;
+};
+
+static void accel__scores_destroy(accel__object *object) {
+    accel_scores *scores = (accel_scores *)(void *)object;
+    accel__free(object->acc, scores->predicted);
+    accel__free(object->acc, scores->target);
+}
+
+ACCEL_API accel_scores *accel_scores_create(accel_t *acc) {
+    return (accel_scores *)accel__object_create(acc, ACCEL__SCORES, sizeof(accel_scores), accel__scores_destroy);
+}
+
+static bool accel__scores_reserve(accel_scores *scores, int64_t need) {
+    if (need <= scores->room) return true;
+    accel_t *acc = scores->object.acc;
+    int64_t room = scores->room * 2 > need ? scores->room * 2 : need < 256 ? 256 : need;
+    float *predicted = (float *)accel__realloc(acc, scores->predicted, (size_t)room * sizeof *predicted);
+    if (!predicted) return false;
+    scores->predicted = predicted;
+    float *target = (float *)accel__realloc(acc, scores->target, (size_t)room * sizeof *target);
+    if (!target) return false;
+    scores->target = target;
+    scores->room = room;
+    return true;
+}
+
+ACCEL_API bool accel_scores_add(accel_scores *scores, accel_tensor predicted, const float *targets, int n) {
+    accel_t *acc = scores ? scores->object.acc : NULL;
+    accel__slot *slot = accel__operand_type(acc, predicted, ACCEL_FLOAT32, "accel_scores_add");
+    if (!slot) return false;
+    if (!targets || slot->count != n)
+        return accel__fail(acc, ACCEL_BAD_SHAPE,
+                           "accel_scores_add: %d elements and targets are expected, the shape is %s", n,
+                           accel__shape_text(slot->shape).text);
+    for (int i = 0; i < n; i++)
+        if (!isfinite(targets[i]))
+            return accel__fail(acc, ACCEL_BAD_DATA, "accel_scores_add: target %g in row %d is not finite",
+                               (double)targets[i], i);
+    if (!accel__scores_reserve(scores, scores->count + n)) return false;
+    if (!accel_read(predicted, scores->predicted + scores->count, n)) return false;
+    memcpy(scores->target + scores->count, targets, (size_t)n * sizeof *targets);
+    scores->count += n;
+    return true;
+}
+
+ACCEL_API void accel_scores_reset(accel_scores *scores) {
+    if (scores) scores->count = 0;
+}
+
+ACCEL_API int64_t accel_scores_count(const accel_scores *scores) { return scores ? scores->count : 0; }
+
+/* Takes the means off x and y, and gives Pearson's correlation. */
+static double accel__correlation(double *x, double *y, int64_t n) {
+    double mean_x = 0, mean_y = 0, xx = 0, yy = 0, xy = 0;
+    for (int64_t i = 0; i < n; i++) mean_x += x[i], mean_y += y[i];
+    mean_x /= (double)n, mean_y /= (double)n;
+    for (int64_t i = 0; i < n; i++) {
+        x[i] -= mean_x, y[i] -= mean_y;
+        xx += x[i] * x[i], yy += y[i] * y[i], xy += x[i] * y[i];
+    }
+    if (xx == 0 || yy == 0) return 0;
+    double r = xy / (sqrt(xx) * sqrt(yy));
+    return r > 1 ? 1 : r < -1 ? -1 : r;
+}
+
+typedef struct accel__ranked {
+    float value;
+    int64_t index;
+} accel__ranked;
+
+static int accel__by_value(const void *a, const void *b) {
+    float x = ((const accel__ranked *)a)->value, y = ((const accel__ranked *)b)->value;
+    return (x > y) - (x < y);
+}
+
+/* Ranks from 1; equal values have the mean of theirs. */
+static void accel__ranks(const float *values, int64_t n, accel__ranked *order, double *rank) {
+    for (int64_t i = 0; i < n; i++) order[i] = (accel__ranked){values[i], i};
+    qsort(order, (size_t)n, sizeof *order, accel__by_value);
+    for (int64_t first = 0, end; first < n; first = end) {
+        for (end = first + 1; end < n && order[end].value == order[first].value;) end++;
+        for (int64_t i = first; i < end; i++) rank[order[i].index] = 0.5 * (double)(first + 1 + end);
+    }
+}
+
+static double accel__scores_correlation(const accel_scores *scores, bool ranks) {
+    int64_t n = scores ? scores->count : 0;
+    if (!n) return 0;
+    for (int64_t i = 0; i < n; i++)
+        if (isnan(scores->predicted[i])) return NAN;
+    accel_t *acc = scores->object.acc;
+    double *x = (double *)accel__alloc(acc, (size_t)n * 2 * sizeof *x), *y = x ? x + n : NULL, r = NAN;
+    accel__ranked *order = x && ranks ? (accel__ranked *)accel__alloc(acc, (size_t)n * sizeof *order) : NULL;
+    if (order) {
+        accel__ranks(scores->predicted, n, order, x);
+        accel__ranks(scores->target, n, order, y);
+        r = accel__correlation(x, y, n);
+    } else if (x && !ranks) {
+        for (int64_t i = 0; i < n; i++) x[i] = (double)scores->predicted[i], y[i] = (double)scores->target[i];
+        r = accel__correlation(x, y, n);
+    }
+    accel__free(acc, order);
+    accel__free(acc, x);
+    return r;
+}
+
+ACCEL_API double accel_pearson(const accel_scores *scores) { return accel__scores_correlation(scores, false); }
+ACCEL_API double accel_spearman(const accel_scores *scores) { return accel__scores_correlation(scores, true); }
+
+ACCEL_API double accel_mean_squared_error(const accel_scores *scores) {
+    double sum = 0;
+    int64_t n = scores ? scores->count : 0;
+    for (int64_t i = 0; i < n; i++) {
+        double error = (double)scores->predicted[i] - (double)scores->target[i];
+        sum += error * error;
+    }
+    return accel__quotient(sum, (double)n);
+}
+
 
 /* ---- gradient check ---- */
 

@@ -7,9 +7,11 @@
 
    CONTENTS (search for the anchor)
      >>io-types         descriptions
-     >>io-functions     pretrained folders, safetensors, tokenizer, vocabulary, tables, labels, encoding, saved state
+     >>io-functions     pretrained folders, safetensors, tokenizer, vocabulary, tables, labels, encoding, saved state,
+                        trainer, trackers
      implementation:    >>io-files >>io-safetensors >>io-config >>io-pretrained >>io-unicode >>io-tokenizer
-                        >>io-vocabulary >>io-tables >>io-encoding >>io-state */
+                        >>io-vocabulary >>io-tables >>io-encoding >>io-state >>io-trainer
+                        >>io-trackers */
 #ifndef ACCEL_IO_H
 #define ACCEL_IO_H
 
@@ -24,6 +26,7 @@ extern "C" {
 typedef struct accel_tokenizer accel_tokenizer; /* WordPiece vocabulary and its options          */
 typedef struct accel_table accel_table;         /* a text file's rows and columns in memory      */
 typedef struct accel_safetensors accel_safetensors; /* an open file of named tensors             */
+typedef struct accel_tracker accel_tracker;     /* a log of named numbers by step                */
 
 /* A yes/no field whose default is what a folder or file says. */
 typedef enum accel_choice { ACCEL_DEFAULT, ACCEL_NO, ACCEL_YES } accel_choice;
@@ -89,6 +92,58 @@ typedef struct accel_encode_desc {
                                        labels are numbers */
     int label_count;                /* numbers are below it; 0: any                                          */
 } accel_encode_desc;
+
+/* ---- the trainer ---- */
+
+typedef enum accel_strategy { ACCEL_EACH_EPOCH, ACCEL_EACH_STEPS, ACCEL_NEVER } accel_strategy;
+typedef enum accel_stop { ACCEL_FINISHED, ACCEL_NO_IMPROVEMENT, ACCEL_BY_CALLBACK, ACCEL_BY_SIGNAL } accel_stop;
+
+/* Where a run stands: given to callbacks, and what accel_train leaves. */
+typedef struct accel_progress {
+    int64_t epoch, step, steps;         /* present epoch from 1, optimizer steps taken and planned                     */
+    double loss, lr, grad_norm;         /* of the last step: mean over its labels, rate used, norm before clipping     */
+    double eval_loss, eval_accuracy, eval_f1, eval_matthews; /* of the last evaluation; NaN before there was one       */
+    double best_score;                  /* of the metric that decides; NaN before there was one                        */
+    int64_t best_step;                  /* 0: none                                                                     */
+    accel_stop stopped;
+} accel_progress;
+
+typedef struct accel_train_desc {
+    accel_model *model;                 /* an encoder                                                                  */
+    accel_optimizer *optimizer;
+    accel_schedule *schedule;           /* may be NULL                                                                 */
+    accel_loader *train, *evaluation;   /* evaluation: a loader with .evaluation, or NULL                              */
+    int64_t epochs, max_steps;          /* 0: 3 epochs; 0: as many steps as the epochs have                            */
+    float max_grad_norm;                /* 0: no clipping                                                              */
+    accel_strategy evaluate, save;      /* default: after each epoch                                                   */
+    int64_t evaluate_steps, save_steps; /* for ACCEL_EACH_STEPS; 0: 500                                                */
+    const char *output;                 /* folder of the states step-N; NULL: nothing is saved                         */
+    int save_total_limit;               /* states to keep, the best one apart; 0: all                                  */
+    bool resume;                        /* go on from the newest usable state in output, if there is one               */
+    const char *metric;                 /* "loss" (default), "accuracy", "f1" or "matthews": decides what is best      */
+    int patience;                       /* evaluations in a row without improvement before it stops; 0: it never does  */
+    float min_improvement;
+    bool load_best;                     /* the best evaluation's parameters are in the model at the end                */
+    bool ignore_signals;                /* else SIGINT and SIGTERM end the run after the step: its state is saved      */
+    bool (*on_step)(void *user, const accel_progress *progress);     /* false ends the run                             */
+    bool (*on_evaluate)(void *user, const accel_progress *progress);
+    bool (*on_save)(void *user, const accel_progress *progress, const char *folder);
+    void *user;
+} accel_train_desc;
+
+/* JSON lines: {"step": 3, "loss": 0.5} for each call. CSV: a row for each call below one header, an empty cell where it has
+   no value. TensorBoard: an event file of scalars (float32), for which the path is the run's folder. A value that is not
+   finite is null in JSON, an empty cell in CSV, and itself in TensorBoard. */
+typedef enum accel_tracker_kind { ACCEL_TRACKER_JSONL, ACCEL_TRACKER_CSV, ACCEL_TRACKER_TENSORBOARD } accel_tracker_kind;
+
+typedef struct accel_tracker_desc {
+    bool append;                    /* go on with the lines that are there, a torn last one taken off; otherwise the file is
+                                       begun anew. TensorBoard always begins another file in the folder, and shows all */
+    bool buffered;                  /* write when there is much, at accel_tracker_flush and at the end; otherwise each call's
+                                       record is written at once */
+    const char *const *columns;     /* CSV: of the header, behind "step"; NULL: the names of the first call */
+    int column_count;
+} accel_tracker_desc;
 
 /* ============================================ >>io-functions ====================================================== */
 
@@ -199,6 +254,29 @@ ACCEL_API int64_t accel_find_state(accel_t *acc, const char *parent, char *path,
    usable one. */
 ACCEL_API bool accel_limit_states(accel_t *acc, const char *parent, int limit, int64_t best);
 
+/* ---- the trainer: the loop for those who want none ---- */
+
+/* Prepares everything, trains, evaluates, saves and resumes as the description says; the bytes are those of the same loop written by
+   hand. Early-stopping counters and the best score are part of the state. False on error; progress (may be NULL) gets where the run
+   ended. While it runs, SIGINT and SIGTERM are handled by it. */
+ACCEL_API bool accel_train(accel_t *acc, const accel_train_desc *desc, accel_progress *progress);
+
+/* ---- trackers ---- */
+
+/* path: a file or, for TensorBoard, a folder, which is made. NULL on error. accel_free writes what is left and closes; only
+   before accel_destroy is an error of that last write seen. */
+ACCEL_API accel_tracker *accel_tracker_open(accel_t *acc, accel_tracker_kind kind, const char *path,
+                                            const accel_tracker_desc *desc);
+/* Notes one number, or several of one step. Names are UTF-8 without control characters, differ, and are not "step". In CSV a
+   name without a column is an error, and nothing of the call is noted. */
+ACCEL_API bool accel_track(accel_tracker *tracker, int64_t step, const char *name, double value);
+ACCEL_API bool accel_track_all(accel_tracker *tracker, int64_t step, int count, const char *const *names,
+                               const double *values);
+/* Hands everything noted so far to the system. */
+ACCEL_API bool accel_tracker_flush(accel_tracker *tracker);
+/* The file that is written. */
+ACCEL_API const char *accel_tracker_path(const accel_tracker *tracker);
+
 #ifdef __cplusplus
 }
 #endif
@@ -219,12 +297,14 @@ ACCEL_API bool accel_limit_states(accel_t *acc, const char *parent, int limit, i
 #include <float.h>
 #include <limits.h>
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include <utf8proc.h>
 
@@ -4818,5 +4898,616 @@ ACCEL_API bool accel_limit_states(accel_t *acc, const char *parent, int limit, i
     accel__array_free(steps);
     return !accel_failed(acc);
 }
+
+/* =============================================== >>io-trainer ===================================================== */
+
+/* The part of a run that its state keeps. */
+typedef struct accel__fit_saved {
+    accel_progress progress;
+    int64_t bad_evaluations; /* in a row without improvement */
+    double loss, weight;     /* sums of the window's micro-batches */
+} accel__fit_saved;
+
+typedef struct accel__fit {
+    accel_t *acc;
+    accel_train_desc d;
+    accel_metrics *metrics; /* NULL: not a single-label model */
+    accel__fit_saved at;
+    bool stop;
+} accel__fit;
+
+static volatile sig_atomic_t accel__signal; /* a handler can reach nothing else */
+
+static void accel__on_signal(int number) {
+    accel__signal = number;
+}
+
+/* ---- evaluation ---- */
+
+static const char *const accel__metric_names[] = {"loss", "accuracy", "f1", "matthews"};
+
+static double accel__fit_score(const accel__fit *t) {
+    const accel_progress *p = &t->at.progress;
+    const double scores[] = {p->eval_loss, p->eval_accuracy, p->eval_f1, p->eval_matthews};
+    for (int i = 1; i < ACCEL__COUNT(scores); i++)
+        if (t->d.metric && !strcmp(t->d.metric, accel__metric_names[i])) return scores[i];
+    return -scores[0]; /* less is better */
+}
+
+/* Labels that count in a batch: the loss is their mean. */
+static double accel__batch_labels(const accel_batch *batch) {
+    double count = 0;
+    for (int i = 0; i < batch->examples; i++) count += !batch->labels || batch->labels[i] != ACCEL_IGNORE;
+    return count;
+}
+
+static void accel__fit_measure(accel__fit *t) {
+    accel_progress *p = &t->at.progress;
+    double loss = 0, weight = 0;
+    accel_batch batch;
+    accel_metrics_reset(t->metrics);
+    accel_eval_begin(t->acc);
+    while (accel_next(t->d.evaluation, &batch)) {
+        accel_output out = accel_forward(t->d.model, &batch);
+        double labels = accel__batch_labels(&batch);
+        if (labels > 0) loss += labels * (double)accel_item(out.loss);
+        weight += labels;
+        if (t->metrics) accel_metrics_add(t->metrics, out.logits, batch.labels, batch.examples);
+    }
+    accel_eval_end(t->acc);
+    p->eval_loss = loss / weight;
+    p->eval_accuracy = t->metrics ? accel_accuracy(t->metrics) : NAN;
+    p->eval_f1 = t->metrics ? accel_f1(t->metrics) : NAN;
+    p->eval_matthews = t->metrics ? accel_matthews(t->metrics) : NAN;
+}
+
+/* ---- saving ---- */
+
+static bool accel__fit_save(accel__fit *t) {
+    if (!t->d.output || accel_failed(t->acc)) return !accel_failed(t->acc);
+    char folder[4200];
+    accel_progress *p = &t->at.progress;
+    accel__state_path(folder, sizeof folder, t->d.output, p->step);
+    if (!accel_save_state(t->acc, folder)) return false;
+    if (t->d.save_total_limit) accel_limit_states(t->acc, t->d.output, t->d.save_total_limit, p->best_step ? p->best_step : -1);
+    if (t->d.on_save && !t->d.on_save(t->d.user, p, folder)) t->stop = true, p->stopped = ACCEL_BY_CALLBACK;
+    return !accel_failed(t->acc);
+}
+
+/* Measures, and decides what that means; true where the present state has to be kept as the best. */
+static bool accel__fit_evaluate(accel__fit *t) {
+    accel_progress *p = &t->at.progress;
+    if (!t->d.evaluation || accel_failed(t->acc)) return false;
+    accel__fit_measure(t);
+    double score = accel__fit_score(t), best = t->d.metric && strcmp(t->d.metric, "loss") ? p->best_score : -p->best_score;
+    bool better = !p->best_step || score > best + (double)t->d.min_improvement;
+    t->at.bad_evaluations = better ? 0 : t->at.bad_evaluations + 1;
+    if (better) {
+        p->best_step = p->step;
+        p->best_score = t->d.metric && strcmp(t->d.metric, "loss") ? score : -score;
+    }
+    if (t->d.patience && t->at.bad_evaluations >= t->d.patience) t->stop = true, p->stopped = ACCEL_NO_IMPROVEMENT;
+    if (t->d.on_evaluate && !t->d.on_evaluate(t->d.user, p)) t->stop = true, p->stopped = ACCEL_BY_CALLBACK;
+    return better;
+}
+
+/* After a step or an epoch: evaluation first, so that what it found is part of the state. */
+static void accel__fit_pause(accel__fit *t, bool evaluate, bool save) {
+    bool best = evaluate && accel__fit_evaluate(t);
+    if (save || best || t->at.progress.stopped != ACCEL_FINISHED) accel__fit_save(t);
+}
+
+/* ---- steps ---- */
+
+static bool accel__each_steps(accel_strategy strategy, int64_t every, int64_t step) {
+    return strategy == ACCEL_EACH_STEPS && step % (every ? every : 500) == 0;
+}
+
+static void accel__fit_end_step(accel__fit *t, bool taken) {
+    accel_progress *p = &t->at.progress;
+    p->loss = t->at.weight > 0 ? t->at.loss / t->at.weight : 0;
+    t->at.loss = t->at.weight = 0;
+    p->step += taken;
+    if (t->d.on_step && !t->d.on_step(t->d.user, p)) t->stop = true, p->stopped = ACCEL_BY_CALLBACK;
+    if (accel__signal && !t->d.ignore_signals) t->stop = true, p->stopped = ACCEL_BY_SIGNAL;
+    if (p->step >= p->steps) t->stop = true;
+    accel__fit_pause(t, taken && accel__each_steps(t->d.evaluate, t->d.evaluate_steps, p->step),
+                         taken && accel__each_steps(t->d.save, t->d.save_steps, p->step));
+}
+
+static void accel__fit_batch(accel__fit *t, const accel_batch *batch) {
+    accel_progress *p = &t->at.progress;
+    accel_zero_grad(t->d.optimizer);
+    accel_output out = accel_forward(t->d.model, batch);
+    accel_backward(t->acc, out.loss);
+    double labels = accel__batch_labels(batch);
+    t->at.loss += labels * (double)accel_item(out.loss);
+    t->at.weight += labels;
+    if (!accel_sync_gradients(t->acc)) return;
+    p->lr = (double)accel_lr(t->d.optimizer);
+    p->grad_norm = (double)accel_clip_grad_norm(t->d.optimizer, t->d.max_grad_norm > 0 ? t->d.max_grad_norm : INFINITY);
+    bool taken = accel_step(t->d.optimizer);
+    accel_schedule_step(t->d.schedule);
+    if (!accel_failed(t->acc)) accel__fit_end_step(t, taken);
+}
+
+/* ---- the run ---- */
+
+static bool accel__fit_check(accel_t *acc, const accel_train_desc *d) {
+    const char *where = "accel_train";
+    bool known = !d->metric;
+    for (int i = 0; i < ACCEL__COUNT(accel__metric_names) && !known; i++) known = !strcmp(d->metric, accel__metric_names[i]);
+    const char *fault = !d->model || !d->optimizer || !d->train ? "a model, an optimizer and a training loader are needed"
+                        : d->train->desc.evaluation             ? "the training loader is one for evaluation"
+                        : d->evaluation && !d->evaluation->desc.evaluation ? "the evaluation loader needs .evaluation"
+                        : !known                                           ? "metric must be loss, accuracy, f1 or matthews"
+                        : d->epochs < 0 || d->max_steps < 0 || d->evaluate_steps < 0 || d->save_steps < 0
+                            ? "numbers of epochs and steps must not be negative"
+                        : d->patience < 0 || d->save_total_limit < 0 ? "patience and save_total_limit must not be negative"
+                        : (d->load_best || d->patience) && !d->evaluation ? "load_best and patience need an evaluation loader"
+                        : (d->load_best || d->resume) && !d->output       ? "load_best and resume need an output folder"
+                        : d->load_best && d->evaluate == ACCEL_NEVER      ? "load_best needs evaluations"
+                                                                          : NULL;
+    return !fault || accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %s", where, fault);
+}
+
+static bool accel__fit_begin(accel__fit *t) {
+    accel_progress *p = &t->at.progress;
+    const accel_encoder_config *config = accel_encoder_config_of(t->d.model);
+    if (!config) return accel__fail(t->acc, ACCEL_BAD_ARGUMENT, "accel_train: the model must be an encoder");
+    *p = (accel_progress){.epoch = 1, .loss = NAN, .grad_norm = NAN, .eval_loss = NAN, .eval_accuracy = NAN, .eval_f1 = NAN,
+                          .eval_matthews = NAN, .best_score = NAN};
+    p->steps = t->d.epochs * accel_steps_per_epoch(t->acc, t->d.train);
+    if (t->d.max_steps && t->d.max_steps < p->steps) p->steps = t->d.max_steps;
+    if (config->problem == ACCEL_SINGLE_LABEL) t->metrics = accel_metrics_create(t->acc, config->num_labels);
+    accel_register_state(t->acc, "accel_train", &t->at, sizeof t->at);
+    bool prepared = t->d.evaluation ? accel_prepare(t->acc, t->d.model, t->d.optimizer, t->d.train, t->d.evaluation)
+                                    : accel_prepare(t->acc, t->d.model, t->d.optimizer, t->d.train);
+    if (!prepared || (t->d.output && !accel__make_folder(t->acc, t->d.output))) return false;
+    char folder[4200];
+    if (!t->d.resume || accel_find_state(t->acc, t->d.output, folder, sizeof folder) < 0) return !accel_failed(t->acc);
+    int64_t steps = p->steps;
+    if (!accel_load_state(t->acc, folder)) return false;
+    p->steps = steps; /* the description may ask for more epochs now */
+    p->stopped = ACCEL_FINISHED;
+    t->stop = p->step >= p->steps;
+    accel__note(t->acc, "going on from %s", folder);
+    return true;
+}
+
+static void accel__fit_epoch(accel__fit *t) {
+    accel_progress *p = &t->at.progress;
+    accel_batch batch;
+    while (!t->stop && accel_next(t->d.train, &batch)) accel__fit_batch(t, &batch);
+    if (p->stopped != ACCEL_FINISHED || accel_failed(t->acc)) return;
+    int64_t at = t->d.train->cursor; /* 0: accel_next has begun another epoch */
+    if (at == accel_loader_length(t->d.train)) accel_loader_set_epoch(t->d.train, t->d.train->epoch + 1);
+    if (at == 0 || at == accel_loader_length(t->d.train)) p->epoch++;
+    if (p->epoch > t->d.epochs) t->stop = true; /* steps that were skipped are not made up for */
+    accel__fit_pause(t, t->d.evaluate == ACCEL_EACH_EPOCH, t->d.save == ACCEL_EACH_EPOCH);
+}
+
+/* The best parameters, which lie in a state of their own. */
+static bool accel__fit_best(accel__fit *t) {
+    accel_progress kept = t->at.progress;
+    char folder[4200];
+    if (!t->d.load_best || !kept.best_step || kept.best_step == kept.step) return true;
+    accel__state_path(folder, sizeof folder, t->d.output, kept.best_step);
+    if (!accel_load_state(t->acc, folder)) return false;
+    t->at.progress = kept;
+    return true;
+}
+
+static void accel__fit_unregister(accel_t *acc) {
+    for (accel__object *o = acc->objects; o; o = o->next)
+        if (o->kind == ACCEL__REGISTERED && !strcmp(((accel__registered *)(void *)o)->name, "accel_train")) {
+            accel__object_destroy(o);
+            return;
+        }
+}
+
+ACCEL_API bool accel_train(accel_t *acc, const accel_train_desc *desc, accel_progress *progress) {
+    if (accel_failed(acc)) return false;
+    accel__fit t = {.acc = acc, .d = desc ? *desc : (accel_train_desc){0}};
+    if (!t.d.epochs) t.d.epochs = 3;
+    if (!accel__fit_check(acc, &t.d)) return false;
+    struct sigaction action = {.sa_handler = accel__on_signal}, former[2];
+    accel__signal = 0;
+    if (!t.d.ignore_signals) sigaction(SIGINT, &action, &former[0]), sigaction(SIGTERM, &action, &former[1]);
+    bool begun = accel__fit_begin(&t);
+    while (begun && !t.stop && !accel_failed(acc)) accel__fit_epoch(&t);
+    bool good = begun && !accel_failed(acc) && accel__fit_best(&t);
+    if (!t.d.ignore_signals) sigaction(SIGINT, &former[0], NULL), sigaction(SIGTERM, &former[1], NULL);
+    accel__fit_unregister(acc);
+    if (t.metrics) accel__object_destroy(&t.metrics->object);
+    if (progress) *progress = t.at.progress;
+    return good;
+}
+
+/* ============================================== >>io-trackers =====================================================
+   A record is built in memory and leaves by one write, so that a reader sees whole records, and what could not be written
+   stays for the next try. */
+
+#define ACCEL__TRACKER_BUFFER 65536 /* bytes that a buffered tracker gathers */
+
+struct accel_tracker {
+    accel__object object;
+    accel_tracker_kind kind;
+    bool buffered;
+    int handle;           /* -1: not open */
+    char *path;
+    unsigned char *bytes; /* records that are not written yet */
+    size_t used, room;
+    char **columns;       /* CSV: those behind the step; NULL: not known yet */
+    int column_count;
+};
+
+/* ---- bytes; a failure is recorded in the context ---- */
+
+static void accel__tracker_put(accel_tracker *t, const void *data, size_t bytes) {
+    if (!accel__grow(t->object.acc, &t->bytes, &t->room, t->used + bytes, 1)) return;
+    memcpy(t->bytes + t->used, data, bytes);
+    t->used += bytes;
+}
+
+static void accel__tracker_text(accel_tracker *t, const char *text) { accel__tracker_put(t, text, strlen(text)); }
+
+static void accel__tracker_whole(accel_tracker *t, int64_t value) {
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    accel__tracker_text(t, text);
+}
+
+/* The shortest text that gives the same double; with a point, whatever the program's locale has. */
+static void accel__tracker_number(accel_tracker *t, double value) {
+    char text[40];
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    char *comma = strchr(text, ',');
+    if (comma) *comma = '.';
+    accel__tracker_text(t, text);
+}
+
+/* A text in quotes; the characters of `marked` get `mark` before them. */
+static void accel__tracker_quoted(accel_tracker *t, const char *text, const char *marked, char mark) {
+    accel__tracker_text(t, "\"");
+    for (; *text; text++) {
+        if (strchr(marked, *text)) accel__tracker_put(t, &mark, 1);
+        accel__tracker_put(t, text, 1);
+    }
+    accel__tracker_text(t, "\"");
+}
+
+static void accel__tracker_drop_columns(accel_tracker *t) {
+    for (int i = 0; i < t->column_count; i++) accel__free(t->object.acc, t->columns[i]);
+    accel__free(t->object.acc, t->columns);
+    t->columns = NULL;
+    t->column_count = 0;
+}
+
+/* Writes what has gathered; what fails stays. */
+static bool accel__tracker_write(accel_tracker *t) {
+    size_t done = 0;
+    int fault = 0;
+    while (done < t->used && !fault) {
+        ssize_t written = write(t->handle, t->bytes + done, t->used - done);
+        if (written > 0) done += (size_t)written;
+        else if (written == 0 || errno != EINTR) fault = written ? errno : EIO;
+    }
+    if (done) memmove(t->bytes, t->bytes + done, t->used - done);
+    t->used -= done;
+    return !fault || accel__fail(t->object.acc, ACCEL_BAD_FILE, "%s cannot be written: %s", t->path, strerror(fault));
+}
+
+static void accel__tracker_destroy(accel__object *object) {
+    accel_tracker *t = (accel_tracker *)(void *)object;
+    accel_t *acc = object->acc;
+    if (t->handle >= 0) {
+        accel__tracker_write(t);
+        if (close(t->handle) != 0 && errno != EINTR)
+            accel__fail(acc, ACCEL_BAD_FILE, "%s cannot be written: %s", t->path, strerror(errno));
+    }
+    accel__tracker_drop_columns(t);
+    accel__free(acc, t->bytes);
+    accel__free(acc, t->path);
+}
+
+/* ---- names ---- */
+
+static bool accel__tracker_name_fits(const char *name) {
+    if (!name || !*name || strcmp(name, "step") == 0 || !accel__is_utf8(name)) return false;
+    for (const char *c = name; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 127) return false;
+    return true;
+}
+
+static bool accel__tracker_check_names(accel_t *acc, const char *const *names, int count, const char *where) {
+    for (int i = 0; i < count; i++)
+        if (!accel__tracker_name_fits(names[i]))
+            return accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                               "%s: name %d is %s%.60s%s; expected is UTF-8 text without control characters, not \"step\"",
+                               where, i, names[i] ? "\"" : "", names[i] ? names[i] : "missing", names[i] ? "\"" : "");
+    const char *repeated = accel__repeated_name(names, count);
+    return !repeated || accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: the name %.60s stands twice", where, repeated);
+}
+
+/* ---- JSON lines ---- */
+
+static void accel__jsonl_put(accel_tracker *t, int64_t step, int count, const char *const *names, const double *values) {
+    accel__tracker_text(t, "{\"step\": ");
+    accel__tracker_whole(t, step);
+    for (int i = 0; i < count; i++) {
+        accel__tracker_text(t, ", ");
+        accel__tracker_quoted(t, names[i], "\"\\", '\\');
+        accel__tracker_text(t, ": ");
+        if (isfinite(values[i])) accel__tracker_number(t, values[i]);
+        else accel__tracker_text(t, "null");
+    }
+    accel__tracker_text(t, "}\n");
+}
+
+/* ---- CSV ---- */
+
+static bool accel__csv_set_columns(accel_tracker *t, const char *const *names, int count) {
+    accel_t *acc = t->object.acc;
+    t->columns = (char **)accel__alloc(acc, (size_t)count * sizeof *t->columns);
+    for (int i = 0; t->columns && i < count; i++) {
+        t->columns[i] = accel__strdup(acc, names[i]);
+        if (!t->columns[i]) return false;
+        t->column_count++;
+    }
+    return t->columns != NULL;
+}
+
+static void accel__csv_put_header(accel_tracker *t) {
+    accel__tracker_text(t, "step");
+    for (int i = 0; i < t->column_count; i++) {
+        accel__tracker_text(t, ",");
+        if (strpbrk(t->columns[i], ",\"")) accel__tracker_quoted(t, t->columns[i], "\"", '"');
+        else accel__tracker_text(t, t->columns[i]);
+    }
+    accel__tracker_text(t, "\n");
+}
+
+static int accel__name_index(const char *const *names, int count, const char *name) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(names[i], name) == 0) return i;
+    return -1;
+}
+
+/* A new file's header: as a whole or not at all. */
+static bool accel__csv_begin(accel_tracker *t, const char *const *names, int count) {
+    size_t begin = t->used;
+    if (accel__csv_set_columns(t, names, count)) accel__csv_put_header(t);
+    if (!accel_failed(t->object.acc)) return true;
+    t->used = begin;
+    accel__tracker_drop_columns(t);
+    return false;
+}
+
+/* Whether every name has its column. The columns come from the first call where nothing else gave them. */
+static bool accel__csv_ready(accel_tracker *t, const char *const *names, int count) {
+    if (!t->columns && !accel__csv_begin(t, names, count)) return false;
+    for (int i = 0; i < count; i++) {
+        if (accel__name_index((const char *const *)t->columns, t->column_count, names[i]) >= 0) continue;
+        char list[600];
+        accel__name_list(list, sizeof list, (const char *const *)t->columns, t->column_count);
+        return accel__fail(t->object.acc, ACCEL_BAD_ARGUMENT, "%s has no column %.60s; its header is step, %s", t->path,
+                           names[i], list);
+    }
+    return true;
+}
+
+static void accel__csv_put(accel_tracker *t, int64_t step, int count, const char *const *names, const double *values) {
+    accel__tracker_whole(t, step);
+    for (int i = 0; i < t->column_count; i++) {
+        int at = accel__name_index(names, count, t->columns[i]);
+        accel__tracker_text(t, ",");
+        if (at >= 0 && isfinite(values[at])) accel__tracker_number(t, values[at]);
+    }
+    accel__tracker_text(t, "\n");
+}
+
+/* Takes the columns of the file that is to be continued. */
+static bool accel__csv_read_header(accel_tracker *t) {
+    accel_table_desc desc = {.format = ACCEL_CSV, .limit = 1};
+    accel_table *table = accel_table_read(t->object.acc, t->path, &desc);
+    if (!table) return false;
+    bool good = table->columns > 1 && strcmp(table->names[0], "step") == 0;
+    if (good) good = accel__csv_set_columns(t, (const char *const *)table->names + 1, table->columns - 1);
+    else accel__fail(t->object.acc, ACCEL_BAD_FILE, "%s: its header begins with %.60s, expected step and names", t->path,
+                     table->names[0]);
+    accel_free(table);
+    return good;
+}
+
+static bool accel__csv_open(accel_tracker *t, const accel_tracker_desc *desc, bool continued) {
+    if (continued && !accel__csv_read_header(t)) return false;
+    return !desc->column_count || accel__csv_ready(t, desc->columns, desc->column_count);
+}
+
+/* ---- files of lines ---- */
+
+/* Removes a last line without its end, which a killed program left; *bytes gets the file's size. */
+static bool accel__cut_torn_line(int handle, int64_t *bytes) {
+    struct stat info;
+    if (fstat(handle, &info) != 0) return false;
+    off_t end = info.st_size;
+    char last = 0;
+    while (end > 0 && pread(handle, &last, 1, end - 1) == 1 && last != '\n' && info.st_size - end < 1 << 20) end--;
+    *bytes = end;
+    if (info.st_size > 0 && last != '\n') return errno = EINVAL, false; /* no whole line: not a tracker's file */
+    return end == info.st_size || ftruncate(handle, end) == 0;
+}
+
+static bool accel__lines_open(accel_tracker *t, const char *path, const accel_tracker_desc *desc) {
+    accel_t *acc = t->object.acc;
+    int64_t bytes = 0;
+    t->path = accel__strdup(acc, path);
+    if (!t->path) return false;
+    t->handle = open(path, O_CREAT | O_APPEND | O_CLOEXEC | (desc->append ? O_RDWR : O_WRONLY | O_TRUNC), 0666);
+    if (t->handle < 0) return accel__fail(acc, ACCEL_BAD_FILE, "%s cannot be written: %s", path, strerror(errno));
+    if (desc->append && !accel__cut_torn_line(t->handle, &bytes))
+        return accel__fail(acc, ACCEL_BAD_FILE, "%s cannot be continued: %s", path,
+                           errno == EINVAL ? "its last line has no end" : strerror(errno));
+    return t->kind != ACCEL_TRACKER_CSV || accel__csv_open(t, desc, bytes > 0);
+}
+
+/* ---- TensorBoard: TFRecords of Event messages. Protobuf field: number << 3 | wire type, which is 0 for a varint, 1 for
+   8 bytes, 2 for a length and bytes, 5 for 4 bytes ---- */
+
+/* CRC-32C (Castagnoli), masked as TFRecord has it. */
+static uint32_t accel__masked_crc(const unsigned char *data, size_t bytes) {
+    uint32_t crc = 0xffffffffu;
+    for (size_t i = 0; i < bytes; i++) {
+        crc ^= data[i];
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+    }
+    crc = ~crc;
+    return (crc >> 15 | crc << 17) + 0xa282ead8u;
+}
+
+static void accel__store_little(unsigned char *out, uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; i++) out[i] = (unsigned char)(value >> 8 * i);
+}
+
+static void accel__tracker_little(accel_tracker *t, uint64_t value, int bytes) {
+    unsigned char out[8];
+    accel__store_little(out, value, bytes);
+    accel__tracker_put(t, out, (size_t)bytes);
+}
+
+static int accel__varint(unsigned char out[10], uint64_t value) {
+    int bytes = 0;
+    for (; value >= 128; value >>= 7) out[bytes++] = (unsigned char)(value | 128);
+    out[bytes++] = (unsigned char)value;
+    return bytes;
+}
+
+/* A field's key and its varint: a number, or the length of what follows. */
+static void accel__tracker_field(accel_tracker *t, unsigned char key, uint64_t value) {
+    unsigned char out[11] = {key};
+    accel__tracker_put(t, out, 1 + (size_t)accel__varint(out + 1, value));
+}
+
+static uint64_t accel__block_size(uint64_t bytes) { /* key, length and bytes */
+    unsigned char out[10];
+    return 1 + (uint64_t)accel__varint(out, bytes) + bytes;
+}
+
+static uint64_t accel__scalar_size(const char *name) { return accel__block_size(strlen(name)) + 5; }
+
+/* Begins a record: room for the head of its frame, then Event.wall_time (1). */
+static size_t accel__event_begin(accel_tracker *t) {
+    size_t begin = t->used;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    accel__tracker_put(t, (const unsigned char[12]){0}, 12);
+    accel__tracker_text(t, "\x09");
+    accel__tracker_little(t, (uint64_t)accel__bits_of((double)now.tv_sec + 1e-9 * (double)now.tv_nsec), 8);
+    return begin;
+}
+
+static void accel__event_end(accel_tracker *t, size_t begin) {
+    if (accel_failed(t->object.acc)) return;
+    size_t bytes = t->used - begin - 12;
+    accel__store_little(t->bytes + begin, bytes, 8);
+    accel__store_little(t->bytes + begin + 8, accel__masked_crc(t->bytes + begin, 8), 4);
+    accel__tracker_little(t, accel__masked_crc(t->bytes + begin + 12, bytes), 4);
+}
+
+/* Event.step (2), Event.summary (5) with a Summary.value (1) for each name: tag (1), simple_value (2). */
+static void accel__event_put(accel_tracker *t, int64_t step, int count, const char *const *names, const double *values) {
+    uint64_t summary = 0;
+    for (int i = 0; i < count; i++) summary += accel__block_size(accel__scalar_size(names[i]));
+    size_t begin = accel__event_begin(t);
+    accel__tracker_field(t, 0x10, (uint64_t)step);
+    accel__tracker_field(t, 0x2a, summary);
+    for (int i = 0; i < count; i++) {
+        accel__tracker_field(t, 0x0a, accel__scalar_size(names[i]));
+        accel__tracker_field(t, 0x0a, strlen(names[i]));
+        accel__tracker_text(t, names[i]);
+        accel__tracker_text(t, "\x15");
+        accel__tracker_little(t, accel__to_bits((float)values[i]), 4);
+    }
+    accel__event_end(t, begin);
+}
+
+/* A new file in the folder; the first event names the format: Event.file_version (3). */
+static bool accel__events_open(accel_tracker *t, const char *folder) {
+    accel_t *acc = t->object.acc;
+    char host[128] = "", name[256], path[ACCEL__PATH_SIZE];
+    if (!accel__make_folder(acc, folder)) return false;
+    if (gethostname(host, sizeof host - 1) != 0 || !*host || strchr(host, '/')) snprintf(host, sizeof host, "localhost");
+    long long now = (long long)time(NULL);
+    for (int attempt = 0; t->handle < 0 && attempt < 10000; attempt++) {
+        snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s.%ld.%d", now, host, (long)getpid(), attempt);
+        if (!accel__path(path, sizeof path, acc, folder, name)) return false;
+        t->handle = open(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+        if (t->handle < 0 && errno != EEXIST) break;
+    }
+    if (t->handle < 0) return accel__fail(acc, ACCEL_BAD_FILE, "%s cannot be written: %s", path, strerror(errno));
+    t->path = accel__strdup(acc, path);
+    size_t begin = accel__event_begin(t);
+    accel__tracker_field(t, 0x1a, strlen("brain.Event:2"));
+    accel__tracker_text(t, "brain.Event:2");
+    accel__event_end(t, begin);
+    return !accel_failed(acc);
+}
+
+/* ---- the interface ---- */
+
+ACCEL_API accel_tracker *accel_tracker_open(accel_t *acc, accel_tracker_kind kind, const char *path,
+                                            const accel_tracker_desc *desc) {
+    if (accel_failed(acc)) return NULL;
+    accel_tracker_desc d = desc ? *desc : (accel_tracker_desc){0};
+    if (!path || !*path || (unsigned)kind > ACCEL_TRACKER_TENSORBOARD || d.column_count < 0 ||
+        (d.column_count && (!d.columns || kind != ACCEL_TRACKER_CSV))) {
+        accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_tracker_open: a kind, a path, and columns for CSV alone are expected");
+        return NULL;
+    }
+    if (!accel__tracker_check_names(acc, d.columns, d.column_count, "accel_tracker_open")) return NULL;
+    accel_tracker *t = (accel_tracker *)accel__object_create(acc, ACCEL__TRACKER, sizeof *t, accel__tracker_destroy);
+    if (!t) return NULL;
+    t->kind = kind;
+    t->buffered = d.buffered;
+    t->handle = -1;
+    bool opened = kind == ACCEL_TRACKER_TENSORBOARD ? accel__events_open(t, path) : accel__lines_open(t, path, &d);
+    if (opened && (t->buffered || accel__tracker_write(t))) return t;
+    t->used = 0;
+    accel__object_destroy(&t->object);
+    return NULL;
+}
+
+ACCEL_API bool accel_track_all(accel_tracker *tracker, int64_t step, int count, const char *const *names,
+                               const double *values) {
+    accel_t *acc = tracker ? tracker->object.acc : NULL;
+    if (accel_failed(acc)) return false;
+    if (count < 1 || !names || !values)
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_track: names and values are expected, %d are given", count);
+    if (!accel__tracker_check_names(acc, names, count, "accel_track")) return false;
+    if (tracker->kind == ACCEL_TRACKER_CSV && !accel__csv_ready(tracker, names, count)) return false;
+    static void (*const put[])(accel_tracker *, int64_t, int, const char *const *, const double *) = {
+        accel__jsonl_put, accel__csv_put, accel__event_put};
+    size_t begin = tracker->used;
+    put[tracker->kind](tracker, step, count, names, values);
+    if (accel_failed(acc)) {
+        tracker->used = begin; /* no part of a record */
+        return false;
+    }
+    return (tracker->buffered && tracker->used < ACCEL__TRACKER_BUFFER) || accel__tracker_write(tracker);
+}
+
+ACCEL_API bool accel_track(accel_tracker *tracker, int64_t step, const char *name, double value) {
+    return accel_track_all(tracker, step, 1, &name, &value);
+}
+
+ACCEL_API bool accel_tracker_flush(accel_tracker *tracker) {
+    return tracker && !accel_failed(tracker->object.acc) && accel__tracker_write(tracker);
+}
+
+ACCEL_API const char *accel_tracker_path(const accel_tracker *tracker) { return tracker ? tracker->path : ""; }
 
 #endif /* ACCEL_IMPLEMENTATION */

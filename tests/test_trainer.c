@@ -1,0 +1,200 @@
+/* accel_train against the same loop written by hand, its stopping, and its resuming. */
+#define ACCEL_IMPLEMENTATION
+#include "accel_io.h"
+#include "test.h"
+#include <signal.h>
+#include <unistd.h>
+
+#define FOLDER "build/tmp/trainer"
+
+enum { ROWS = 30, BATCH = 4, BATCHES = 8 /* per epoch */ };
+
+typedef struct setting {
+    accel_t *acc;
+    accel_train_desc d;
+    int evaluations, saves;
+    int64_t stop_at;
+} setting;
+
+static void quiet(void *user, const char *line) { (void)user, (void)line; }
+
+static accel_data *data_of(accel_t *acc, int rows, int shift) {
+    int32_t ids[ROWS * 6], labels[ROWS];
+    int64_t offsets[ROWS + 1] = {0};
+    for (int i = 0; i < rows; i++) {
+        labels[i] = (i + shift) % 2;
+        offsets[i + 1] = offsets[i] + 3 + i % 4;
+        for (int64_t t = offsets[i]; t < offsets[i + 1]; t++) ids[t] = 1 + ((i + shift) * 3 + (int)t) % 18 + labels[i] * 18;
+    }
+    return accel_data_create(acc, &(accel_data_desc){.rows = rows, .ids = ids, .offsets = offsets, .labels = labels});
+}
+
+static setting setting_of(int threads) {
+    setting s = {.acc = accel_create(&(accel_desc){.threads = threads, .seed = 3, .accumulate = 2, .log = quiet})};
+    accel_encoder_config config = accel_encoder_defaults(ACCEL_DISTILBERT);
+    config.vocab_size = 40, config.max_positions = 8, config.dim = 16, config.layers = 1, config.heads = 2, config.hidden_dim = 32;
+    s.d.model = accel_encoder_create(s.acc, &config);
+    s.d.optimizer = accel_adam(s.acc, s.d.model, &(accel_adam_desc){.lr = 2e-3f});
+    s.d.train = accel_loader_create(s.acc, data_of(s.acc, ROWS, 0), &(accel_loader_desc){.batch_size = BATCH, .shuffle = true});
+    s.d.evaluation = accel_loader_create(s.acc, data_of(s.acc, 10, 1), &(accel_loader_desc){.batch_size = 5, .evaluation = true});
+    s.d.epochs = 3;
+    s.d.schedule = accel_linear_schedule_with_warmup(s.d.optimizer, 2, 3 * accel_steps_per_epoch(s.acc, s.d.train));
+    s.d.max_grad_norm = 1;
+    return s;
+}
+
+static bool run(setting *s, accel_progress *progress) {
+    s->d.user = s;
+    bool good = accel_train(s->acc, &s->d, progress);
+    if (!good) printf("  %s\n", accel_message(s->acc));
+    return good;
+}
+
+static void by_hand(setting *s) {
+    accel_prepare(s->acc, s->d.model, s->d.optimizer, s->d.train, s->d.schedule);
+    for (int epoch = 0; epoch < 3; epoch++) {
+        accel_batch batch;
+        while (accel_next(s->d.train, &batch)) {
+            accel_zero_grad(s->d.optimizer);
+            accel_output out = accel_forward(s->d.model, &batch);
+            accel_backward(s->acc, out.loss);
+            if (accel_sync_gradients(s->acc)) accel_clip_grad_norm(s->d.optimizer, 1);
+            accel_step(s->d.optimizer);
+            accel_schedule_step(s->d.schedule);
+        }
+    }
+}
+
+static bool same_model(setting *a, setting *b) {
+    bool same = !accel_failed(a->acc) && !accel_failed(b->acc);
+    for (int i = 0; i < accel_parameter_count(a->d.model); i++) {
+        accel_tensor x = accel_parameter_at(a->d.model, i), y = accel_parameter_at(b->d.model, i);
+        float u[1024], v[1024];
+        CHECK(accel_count(x) <= 1024);
+        same = same && accel_read(x, u, accel_count(x)) && accel_read(y, v, accel_count(y)) &&
+               !memcmp(u, v, (size_t)accel_count(x) * sizeof *u);
+    }
+    return same;
+}
+
+static void clear_folder(void) { CHECK(system("rm -rf " FOLDER) == 0); }
+
+TEST(it_gives_the_bytes_of_the_loop_written_by_hand) {
+    setting loop = setting_of(1), trainer = setting_of(2);
+    accel_progress p;
+    by_hand(&loop);
+    CHECK(run(&trainer, &p));
+    CHECK(same_model(&loop, &trainer));
+    CHECK(p.step == 12 && p.steps == 12 && p.epoch == 4 && p.stopped == ACCEL_FINISHED);
+    CHECK(p.best_step > 0 && isfinite(p.best_score) && isfinite(p.eval_accuracy) && isfinite(p.loss));
+    accel_destroy(loop.acc), accel_destroy(trainer.acc);
+}
+
+static bool stop_there(void *user, const accel_progress *p) { return p->step != ((setting *)user)->stop_at; }
+static bool count_evaluation(void *user, const accel_progress *p) {
+    (void)p;
+    ((setting *)user)->evaluations++;
+    return true;
+}
+static bool count_save(void *user, const accel_progress *p, const char *folder) {
+    (void)p, (void)folder;
+    ((setting *)user)->saves++;
+    return true;
+}
+
+/* Stopped by a callback after every step there is, by hand or at an epoch's end, and resumed: nothing is lost or done twice. */
+TEST(stopped_and_resumed_it_gives_the_same_bytes_and_the_same_evaluations) {
+    setting whole = setting_of(1);
+    accel_progress expected, p;
+    CHECK(run(&whole, &expected));
+    for (int64_t stop = 1; stop < 12; stop++) {
+        clear_folder();
+        setting first = setting_of(2), second = setting_of(3);
+        first.d.output = second.d.output = FOLDER;
+        first.d.on_step = stop_there, first.stop_at = stop;
+        first.d.on_evaluate = second.d.on_evaluate = count_evaluation;
+        CHECK(run(&first, &p) && p.stopped == ACCEL_BY_CALLBACK && p.step == stop);
+        second.d.resume = true;
+        CHECK(run(&second, &p));
+        if (!same_model(&whole, &second)) test_faults++, printf("  stopped after step %d: other bytes\n", (int)stop);
+        CHECK(p.best_step == expected.best_step && p.best_score == expected.best_score && p.step == 12);
+        CHECK(first.evaluations + second.evaluations == 3);
+        accel_destroy(first.acc), accel_destroy(second.acc);
+    }
+    accel_destroy(whole.acc);
+}
+
+TEST(patience_ends_the_run_and_survives_a_resume) {
+    clear_folder();
+    setting s = setting_of(1);
+    accel_progress p;
+    s.d.output = FOLDER, s.d.epochs = 50, s.d.patience = 2, s.d.min_improvement = 1e6f; /* nothing is ever better than the first */
+    s.d.on_evaluate = count_evaluation;
+    CHECK(run(&s, &p) && p.stopped == ACCEL_NO_IMPROVEMENT && s.evaluations == 3 && p.best_step == 4);
+    accel_destroy(s.acc);
+    clear_folder();
+    setting first = setting_of(1), second = setting_of(1);
+    first.d = (accel_train_desc){.model = first.d.model, .optimizer = first.d.optimizer, .train = first.d.train,
+                                 .evaluation = first.d.evaluation, .output = FOLDER, .epochs = 2, .patience = 2, .min_improvement = 1e6f};
+    second.d.output = FOLDER, second.d.epochs = 50, second.d.patience = 2, second.d.min_improvement = 1e6f, second.d.resume = true;
+    second.d.on_evaluate = count_evaluation;
+    CHECK(run(&first, &p) && p.stopped == ACCEL_FINISHED);
+    CHECK(run(&second, &p) && p.stopped == ACCEL_NO_IMPROVEMENT && second.evaluations == 1);
+    accel_destroy(first.acc), accel_destroy(second.acc);
+}
+
+TEST(the_best_state_is_kept_and_loaded_at_the_end) {
+    clear_folder();
+    setting s = setting_of(2);
+    accel_progress p;
+    s.d.output = FOLDER, s.d.epochs = 4, s.d.save_total_limit = 1, s.d.load_best = true, s.d.min_improvement = 1e6f;
+    s.d.on_save = count_save;
+    CHECK(run(&s, &p));
+    CHECK(p.best_step == 4);
+    CHECK(p.step == 16);
+    CHECK(s.saves == 4);
+    CHECK(access(FOLDER "/step-4", F_OK) == 0 && access(FOLDER "/step-8", F_OK) != 0 && access(FOLDER "/step-16", F_OK) == 0);
+    setting best = setting_of(1);
+    best.d.epochs = 4, best.d.max_steps = 4;
+    CHECK(run(&best, &p) && p.step == 4);
+    CHECK(same_model(&s, &best));
+    accel_destroy(s.acc), accel_destroy(best.acc);
+}
+
+static bool interrupt(void *user, const accel_progress *p) {
+    if (p->step == ((setting *)user)->stop_at) raise(SIGTERM);
+    return true;
+}
+
+TEST(a_signal_ends_the_run_after_the_step_with_its_state_saved) {
+    clear_folder();
+    setting s = setting_of(1);
+    accel_progress p;
+    char path[512];
+    s.d.output = FOLDER, s.d.save = ACCEL_NEVER, s.d.on_step = interrupt, s.stop_at = 5;
+    CHECK(run(&s, &p) && p.stopped == ACCEL_BY_SIGNAL && p.step == 5);
+    CHECK(accel_find_state(s.acc, FOLDER, path, sizeof path) == 5);
+    struct sigaction now;
+    sigaction(SIGTERM, NULL, &now);
+    CHECK(now.sa_handler == SIG_DFL);
+    accel_destroy(s.acc);
+}
+
+TEST(what_makes_no_sense_is_refused) {
+    setting s = setting_of(1);
+    accel_train_desc good = s.d, bad[] = {good, good, good, good, good, good};
+    bad[0].model = NULL, bad[1].metric = "f2", bad[2].load_best = true, bad[3].epochs = -1, bad[4].evaluation = s.d.train;
+    bad[5].evaluation = NULL, bad[5].patience = 1;
+    for (int i = 0; i < 6; i++) {
+        CHECK(!accel_train(s.acc, &bad[i], NULL));
+        CHECK_TEXT(accel_message(s.acc), "accel_train: ");
+        accel_clear(s.acc);
+    }
+    CHECK(!accel_train(s.acc, NULL, NULL) && !accel_train(NULL, &good, NULL));
+    accel_destroy(s.acc);
+}
+
+int main(int argc, char **argv) {
+    if (system("mkdir -p build/tmp")) return 1;
+    return test_main(argc, argv);
+}
