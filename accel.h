@@ -229,7 +229,7 @@ typedef struct accel_encoder_config {
     float initializer_range;                           /* 0.02  */
 } accel_encoder_config;
 
-/* What accel_forward gives. hidden[0] is the embeddings' output, hidden[layers] the last layer's; all packed
+/* What accel_forward gives. Where accel_output_hidden_states asked for them, hidden[0] is the embeddings' output, hidden[layers] the last layer's; all packed
    [tokens, dim] and valid until the scope ends. In evaluation only hidden[layers] exists, the others are null tensors.
  */
 typedef struct accel_output {
@@ -356,8 +356,8 @@ typedef struct accel_gradient_check_desc {
 
 /* ---- metrics ---- */
 
-/* scikit-learn's averages over the classes. Binary: class 1 alone, of two. Macro: every class counts the same. Micro: all
-   decisions in one count. Weighted: by the examples that have the label. */
+/* scikit-learn's averages over the classes. Binary: class 1 alone, of two. Macro: every class counts the same. Micro:
+   all decisions in one count. Weighted: by the examples that have the label. */
 typedef enum accel_average {
     ACCEL_AVERAGE_BINARY,
     ACCEL_AVERAGE_MACRO,
@@ -559,6 +559,9 @@ ACCEL_API int accel_encoder_reset(accel_model *model, const char *match);
 ACCEL_API const accel_encoder_config *accel_encoder_config_of(const accel_model *model);
 /* Overrides the dropout of an encoder: hidden states, attention and classifier alike. */
 ACCEL_API void accel_set_dropout(accel_model *model, float p);
+/* Whether accel_forward gives the hidden states (Transformers' output_hidden_states). Default: no; then the last layer computes
+   only what the head needs, the first token of each sequence, with the same results. */
+ACCEL_API void accel_output_hidden_states(accel_model *model, bool on);
 /* Label smoothing and class weights of a single-label encoder's loss. */
 ACCEL_API void accel_set_loss(accel_model *model, const accel_cross_entropy_desc *desc);
 /* Runs an encoder on a packed batch; the loss is there where the batch has labels or targets. */
@@ -644,8 +647,8 @@ ACCEL_API accel_metrics *accel_metrics_create(accel_t *acc, int classes);
 ACCEL_API accel_metrics *accel_metrics_create_multi_label(accel_t *acc, int labels);
 /* Adds the arg-max of each row of logits [n, classes] against labels [n] (ACCEL_IGNORE is left out). */
 ACCEL_API bool accel_metrics_add(accel_metrics *metrics, accel_tensor logits, const int32_t *labels, int n);
-/* The same for multi-label metrics: logits [n, labels] against targets [n, labels] of 0 and 1. A label is predicted where
-   its logit is above 0 (its probability above 1/2). */
+/* The same for multi-label metrics: logits [n, labels] against targets [n, labels] of 0 and 1. A label is predicted
+   where its logit is above 0 (its probability above 1/2). */
 ACCEL_API bool accel_metrics_add_multi_label(accel_metrics *metrics, accel_tensor logits, const float *targets, int n);
 ACCEL_API void accel_metrics_reset(accel_metrics *metrics);
 /* Examples counted so far. */
@@ -5429,6 +5432,7 @@ struct accel__encoder {
     accel__slot *pool_weight, *pool_bias;         /* DistilBERT: pre_classifier; BERT: pooler */
     accel__slot *classifier_weight, *classifier_bias;
     accel_tensor *hidden;
+    bool output_hidden;
     float *class_weights;
     accel_cross_entropy_desc loss;
 };
@@ -5644,6 +5648,11 @@ static accel__encoder *accel__encoder_of(accel_model *model, const char *where) 
     return model->encoder;
 }
 
+ACCEL_API void accel_output_hidden_states(accel_model *model, bool on) {
+    accel__encoder *encoder = accel__encoder_of(model, "accel_output_hidden_states");
+    if (encoder) encoder->output_hidden = on;
+}
+
 ACCEL_API void accel_set_dropout(accel_model *model, float p) {
     accel__encoder *encoder = accel__encoder_of(model, "accel_set_dropout");
     if (!encoder || !accel__probability(model->object.acc, "accel_set_dropout", p)) return;
@@ -5728,6 +5737,8 @@ typedef struct accel__pass {
     const accel_batch *batch;
     uint64_t place, call;   /* of its random numbers */
     const uint64_t *keys;   /* of each token: a function of its example's ordinal and its position */
+    const uint64_t *first_keys; /* of the first tokens, one per example */
+    accel__slot *first;     /* the first tokens' rows */
 } accel__pass;
 
 enum {
@@ -5770,14 +5781,25 @@ static accel__slot *accel__pass_ints(const accel__pass *pass, const int32_t *giv
 
 static bool accel__pass_keys(accel__pass *pass) {
     const accel_batch *b = pass->batch;
-    accel__slot *slot = accel__int_slot(pass->acc, 2 * b->tokens);
-    if (!slot) return false;
-    uint64_t *keys = (uint64_t *)slot->data;
-    for (int i = 0; i < b->examples; i++)
+    accel__slot *slot = accel__int_slot(pass->acc, 2 * (b->tokens + b->examples));
+    pass->first = slot ? accel__int_slot(pass->acc, b->examples) : NULL;
+    if (!pass->first) return false;
+    memcpy(pass->first->data, b->offsets, (size_t)b->examples * sizeof(int32_t));
+    uint64_t *keys = (uint64_t *)slot->data, *first_keys = keys + b->tokens;
+    for (int i = 0; i < b->examples; i++) {
         for (int32_t t = b->offsets[i]; t < b->offsets[i + 1]; t++)
             keys[t] = accel__mix((uint64_t)(b->first_ordinal + i), (uint64_t)(t - b->offsets[i]));
+        first_keys[i] = keys[b->offsets[i]];
+    }
     pass->keys = keys;
+    pass->first_keys = first_keys;
     return true;
+}
+
+/* The rows of the first tokens: [examples, width]. */
+static accel__slot *accel__pass_first(const accel__pass *pass, accel__slot *x) {
+    if (!x) return NULL;
+    return accel__embedding(pass->acc, x, pass->first, accel_2d(pass->batch->examples, x->shape.dim[1]), -1);
 }
 
 static accel__slot *accel__sum_of(const accel__pass *pass, accel__slot *a, accel__slot *b) {
@@ -5818,23 +5840,30 @@ static accel__slot *accel__dense(accel_t *acc, accel__slot *x, accel__slot *weig
     return x ? accel__linear(acc, in, 1, activation) : NULL;
 }
 
-/* attention, out, residual + norm; up with activation, down, residual + norm */
-static accel__slot *accel__encoder_layer_forward(const accel__pass *pass, int index, accel__slot *x) {
+/* [tokens, dim] -> [tokens, dim] */
+static accel__slot *accel__encoder_attention(const accel__pass *pass, int index, accel__slot *x) {
+    const accel_encoder_config *c = &pass->encoder->config;
+    const accel__encoder_layer *l = &pass->encoder->layer[index];
+    accel__slot *in[7] = {x,
+                          l->qkv_weight[0], l->qkv_weight[1], l->qkv_weight[2],
+                          l->qkv_bias[0], l->qkv_bias[1], l->qkv_bias[2]};
+    accel__slot *qkv = accel__linear(pass->acc, in, 3, ACCEL_NONE);
+    if (!qkv) return NULL;
+    accel__slot *attended = accel__attend(pass->acc, qkv, c->heads, pass->batch->examples, pass->batch->offsets,
+                                          accel__pass_mask(pass, index, ACCEL__SITE_ATTENTION, c->attention_dropout));
+    accel__pass_done(pass, qkv);
+    return attended;
+}
+
+/* What follows attention, row by row: out, residual + norm; up with activation, down, residual + norm. */
+static accel__slot *accel__encoder_rows(const accel__pass *pass, int index, accel__slot *attended, accel__slot *x) {
     accel_t *acc = pass->acc;
     const accel_encoder_config *c = &pass->encoder->config;
     const accel__encoder_layer *l = &pass->encoder->layer[index];
     /* DistilBERT has no dropout behind the attention's output. */
     float after_attention = c->architecture == ACCEL_BERT ? c->dropout : 0;
-    accel__slot *in[7] = {
-        x, l->qkv_weight[0], l->qkv_weight[1], l->qkv_weight[2], l->qkv_bias[0], l->qkv_bias[1], l->qkv_bias[2]};
-    accel__slot *qkv = accel__linear(acc, in, 3, ACCEL_NONE);
-    if (!qkv) return NULL;
-    accel__slot *attended = accel__attend(acc, qkv, c->heads, pass->batch->examples, pass->batch->offsets,
-                                          accel__pass_mask(pass, index, ACCEL__SITE_ATTENTION, c->attention_dropout));
-    accel__pass_done(pass, qkv);
     accel__slot *out = accel__dense(acc, attended, l->out_weight, l->out_bias, ACCEL_NONE);
-    accel__pass_done(pass, attended);
-    if (!out) return NULL;
+    if (!out || !x) return NULL;
     accel__slot *middle = accel__norm(acc, out, x, l->norm_weight, l->norm_bias, c->layer_norm_eps,
                                       accel__pass_mask(pass, index, ACCEL__SITE_SELF_OUTPUT, after_attention));
     accel__pass_done(pass, out);
@@ -5849,21 +5878,37 @@ static accel__slot *accel__encoder_layer_forward(const accel__pass *pass, int in
     return y;
 }
 
-/* First token of each sequence, pooler or pre_classifier, dropout, classifier: [examples, num_labels]. */
-static accel__slot *accel__encoder_head(const accel__pass *pass, accel__slot *hidden) {
+static accel__slot *accel__encoder_layer_forward(const accel__pass *pass, int index, accel__slot *x) {
+    accel__slot *attended = accel__encoder_attention(pass, index, x);
+    accel__slot *y = accel__encoder_rows(pass, index, attended, x);
+    accel__pass_done(pass, attended);
+    accel__pass_done(pass, x);
+    return y;
+}
+
+/* The last layer where only the first tokens' rows are needed: [examples, dim]. */
+static accel__slot *accel__encoder_last_layer(const accel__pass *pass, accel__slot *x) {
+    int index = pass->encoder->config.layers - 1;
+    accel__pass rows = *pass;
+    rows.keys = pass->first_keys;
+    accel__slot *attended = accel__encoder_attention(pass, index, x);
+    accel__slot *first = accel__pass_first(pass, attended), *residual = accel__pass_first(pass, x);
+    accel__slot *y = accel__encoder_rows(&rows, index, first, residual);
+    accel__pass_done(pass, attended);
+    accel__pass_done(pass, x);
+    return y;
+}
+
+/* First tokens [examples, dim] through pooler or pre_classifier, dropout and classifier: [examples, num_labels]. */
+static accel__slot *accel__encoder_head(const accel__pass *pass, accel__slot *x) {
     accel_t *acc = pass->acc;
     accel__encoder *e = pass->encoder;
-    int examples = pass->batch->examples;
-    accel__slot *first = accel__int_slot(acc, examples);
-    if (!first) return NULL;
-    memcpy(first->data, pass->batch->offsets, (size_t)examples * sizeof(int32_t));
-    accel__slot *x = accel__embedding(acc, hidden, first, accel_2d(examples, e->config.dim), -1);
-    x = accel__dense(acc, x, e->pool_weight, e->pool_bias,
-                     e->config.architecture == ACCEL_BERT ? ACCEL_TANH : ACCEL_RELU);
+    accel_activation activation = e->config.architecture == ACCEL_BERT ? ACCEL_TANH : ACCEL_RELU;
+    x = accel__dense(acc, x, e->pool_weight, e->pool_bias, activation);
     accel_mask mask = accel__pass_mask(pass, 0, ACCEL__SITE_CLASSIFIER, e->config.classifier_dropout);
     mask.rows = NULL;
     mask.first_row = (uint64_t)pass->batch->first_ordinal;
-    if (x) x = accel__drop(acc, x, examples, mask);
+    if (x) x = accel__drop(acc, x, pass->batch->examples, mask);
     return accel__dense(acc, x, e->classifier_weight, e->classifier_bias, ACCEL_NONE);
 }
 
@@ -5879,26 +5924,40 @@ static accel_tensor accel__encoder_loss(accel__pass *pass, accel_tensor logits) 
     return c->problem == ACCEL_REGRESSION ? accel_mse(logits, targets) : accel_bce_with_logits(logits, targets);
 }
 
+/* All layers, keeping their handles; the last one's first tokens. */
+static accel__slot *accel__encoder_hidden(const accel__pass *pass, accel__slot *x) {
+    accel__encoder *encoder = pass->encoder;
+    for (int i = 0; x; i++) {
+        encoder->hidden[i] = accel__handle(pass->acc, x);
+        if (i == encoder->config.layers) break;
+        x = accel__encoder_layer_forward(pass, i, x);
+        if (pass->acc->evaluating) encoder->hidden[i] = accel__null(pass->acc); /* it is gone already */
+    }
+    return accel__pass_first(pass, x);
+}
+
+/* The last layer's first tokens alone. */
+static accel__slot *accel__encoder_first(const accel__pass *pass, accel__slot *x) {
+    for (int i = 0; x && i < pass->encoder->config.layers - 1; i++) x = accel__encoder_layer_forward(pass, i, x);
+    return x ? accel__encoder_last_layer(pass, x) : NULL;
+}
+
 ACCEL_API accel_output accel_forward(accel_model *model, const accel_batch *batch) {
     accel__encoder *encoder = accel__encoder_of(model, "accel_forward");
     accel_t *acc = model ? model->object.acc : NULL;
     accel_output output = {accel__null(acc), accel__null(acc), NULL, 0};
     if (!encoder || !accel__batch_check(acc, &encoder->config, batch)) return output;
-    accel__pass pass = {acc, encoder, batch, accel__hash_text(model->name), accel__next_call(acc), NULL};
+    accel__pass pass = {.acc = acc, .encoder = encoder, .batch = batch, .place = accel__hash_text(model->name),
+                        .call = accel__next_call(acc)};
     accel__slot *x = accel__pass_keys(&pass) ? accel__encoder_embed(&pass) : NULL;
-    for (int i = 0; x && i <= encoder->config.layers; i++) {
-        encoder->hidden[i] = accel__handle(acc, x);
-        if (i == encoder->config.layers) break;
-        accel__slot *y = accel__encoder_layer_forward(&pass, i, x);
-        accel__pass_done(&pass, x);
-        if (acc->evaluating) encoder->hidden[i] = accel__null(acc);
-        x = y;
-    }
+    x = encoder->output_hidden ? accel__encoder_hidden(&pass, x) : accel__encoder_first(&pass, x);
     if (!x) return output;
     output.logits = accel__result(acc, accel__encoder_head(&pass, x));
     output.loss = accel__encoder_loss(&pass, output.logits);
-    output.hidden = encoder->hidden;
-    output.hidden_count = encoder->config.layers + 1;
+    if (encoder->output_hidden) {
+        output.hidden = encoder->hidden;
+        output.hidden_count = encoder->config.layers + 1;
+    }
     return output;
 }
 
@@ -7026,7 +7085,7 @@ struct accel_metrics {
     int classes;
     bool multi_label;
     int64_t examples, exact; /* exact: multi-label, those with all labels right */
-    int64_t *count;          /* [label, predicted]; multi-label: an accel__class_count for each label */
+    int64_t *count;          /* [label, predicted]; multi-label: [label, ACCEL__LABEL_COUNTERS] */
     size_t counters;
 };
 
@@ -7034,6 +7093,8 @@ struct accel_metrics {
 typedef struct accel__class_count {
     int64_t label, predicted, both;
 } accel__class_count;
+
+enum { ACCEL__LABEL_COUNTERS = 3 }; /* of each label in multi-label metrics: the fields of an accel__class_count */
 
 static void accel__metrics_destroy(accel__object *object) {
     accel__free(object->acc, ((accel_metrics *)(void *)object)->count);
@@ -7050,7 +7111,7 @@ static accel_metrics *accel__metrics_make(accel_t *acc, int classes, bool multi_
     if (!metrics) return NULL;
     metrics->classes = classes;
     metrics->multi_label = multi_label;
-    metrics->counters = (size_t)classes * (multi_label ? sizeof(accel__class_count) / sizeof(int64_t) : (size_t)classes);
+    metrics->counters = (size_t)classes * (multi_label ? ACCEL__LABEL_COUNTERS : (size_t)classes);
     metrics->count = (int64_t *)accel__alloc_zero(acc, metrics->counters * sizeof *metrics->count);
     if (metrics->count) return metrics;
     accel__object_destroy(&metrics->object);
@@ -7120,7 +7181,7 @@ ACCEL_API bool accel_metrics_add_multi_label(accel_metrics *metrics, accel_tenso
     for (int i = 0; i < n; i++, values += classes, targets += classes) {
         int right = 0;
         for (int c = 0; c < classes; c++) {
-            int64_t *count = metrics->count + (int64_t)3 * c;
+            int64_t *count = metrics->count + (int64_t)ACCEL__LABEL_COUNTERS * c;
             bool label = targets[c] != 0, predicted = values[c] > 0;
             count[0] += label;
             count[1] += predicted;
@@ -7151,7 +7212,7 @@ ACCEL_API int64_t accel_metrics_count(const accel_metrics *metrics, int label, i
 }
 
 static accel__class_count accel__class_counts(const accel_metrics *metrics, int c) {
-    const int64_t *count = metrics->count + (int64_t)3 * c;
+    const int64_t *count = metrics->count + (int64_t)ACCEL__LABEL_COUNTERS * c;
     if (metrics->multi_label) return (accel__class_count){count[0], count[1], count[2]};
     accel__class_count n = {0, 0, accel_metrics_count(metrics, c, c)};
     for (int i = 0; i < metrics->classes; i++) {

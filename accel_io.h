@@ -131,16 +131,20 @@ typedef struct accel_train_desc {
     void *user;
 } accel_train_desc;
 
-/* JSON lines: {"step": 3, "loss": 0.5} for each call. CSV: a row for each call below one header, an empty cell where it has
-   no value. TensorBoard: an event file of scalars (float32), for which the path is the run's folder. A value that is not
-   finite is null in JSON, an empty cell in CSV, and itself in TensorBoard. */
-typedef enum accel_tracker_kind { ACCEL_TRACKER_JSONL, ACCEL_TRACKER_CSV, ACCEL_TRACKER_TENSORBOARD } accel_tracker_kind;
+/* JSON lines: {"step": 3, "loss": 0.5} for each call. CSV: a row for each call below one header, an empty cell where it
+   has no value. TensorBoard: an event file of scalars (float32), for which the path is the run's folder. A value that is
+   not finite is null in JSON, an empty cell in CSV, and itself in TensorBoard. */
+typedef enum accel_tracker_kind {
+    ACCEL_TRACKER_JSONL,
+    ACCEL_TRACKER_CSV,
+    ACCEL_TRACKER_TENSORBOARD
+} accel_tracker_kind;
 
 typedef struct accel_tracker_desc {
-    bool append;                    /* go on with the lines that are there, a torn last one taken off; otherwise the file is
-                                       begun anew. TensorBoard always begins another file in the folder, and shows all */
-    bool buffered;                  /* write when there is much, at accel_tracker_flush and at the end; otherwise each call's
-                                       record is written at once */
+    bool append;                    /* go on with the lines that are there, a torn last one taken off; else the file
+                                       begins anew. TensorBoard always gets another file in the folder and shows all */
+    bool buffered;                  /* write when there is much, at accel_tracker_flush and at the end; else each call's
+                                       record is written at once                                */
     const char *const *columns;     /* CSV: of the header, behind "step"; NULL: the names of the first call */
     int column_count;
 } accel_tracker_desc;
@@ -263,12 +267,12 @@ ACCEL_API bool accel_train(accel_t *acc, const accel_train_desc *desc, accel_pro
 
 /* ---- trackers ---- */
 
-/* path: a file or, for TensorBoard, a folder, which is made. NULL on error. accel_free writes what is left and closes; only
-   before accel_destroy is an error of that last write seen. */
+/* path: a file or, for TensorBoard, a folder, which is made. NULL on error. accel_free writes what is left and closes;
+   where only accel_destroy does, an error of that last write goes unseen. */
 ACCEL_API accel_tracker *accel_tracker_open(accel_t *acc, accel_tracker_kind kind, const char *path,
                                             const accel_tracker_desc *desc);
-/* Notes one number, or several of one step. Names are UTF-8 without control characters, differ, and are not "step". In CSV a
-   name without a column is an error, and nothing of the call is noted. */
+/* Notes one number, or several of one step. Names are UTF-8 without control characters, differ, and are not "step". In
+   CSV a name without a column is an error, and nothing of the call is noted. */
 ACCEL_API bool accel_track(accel_tracker *tracker, int64_t step, const char *name, double value);
 ACCEL_API bool accel_track_all(accel_tracker *tracker, int64_t step, int count, const char *const *names,
                                const double *values);
@@ -5125,8 +5129,8 @@ ACCEL_API bool accel_train(accel_t *acc, const accel_train_desc *desc, accel_pro
 }
 
 /* ============================================== >>io-trackers =====================================================
-   A record is built in memory and leaves by one write, so that a reader sees whole records, and what could not be written
-   stays for the next try. */
+   A record is built in memory and leaves by one write, so that a reader sees whole records; what could not be
+   written stays for the next try. */
 
 #define ACCEL__TRACKER_BUFFER 65536 /* bytes that a buffered tracker gathers */
 
@@ -5227,15 +5231,16 @@ static bool accel__tracker_check_names(accel_t *acc, const char *const *names, i
     for (int i = 0; i < count; i++)
         if (!accel__tracker_name_fits(names[i]))
             return accel__fail(acc, ACCEL_BAD_ARGUMENT,
-                               "%s: name %d is %s%.60s%s; expected is UTF-8 text without control characters, not \"step\"",
-                               where, i, names[i] ? "\"" : "", names[i] ? names[i] : "missing", names[i] ? "\"" : "");
+                               "%s: name %d is '%.60s'; expected is UTF-8 text without control characters, not 'step'",
+                               where, i, names[i] ? names[i] : "");
     const char *repeated = accel__repeated_name(names, count);
     return !repeated || accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: the name %.60s stands twice", where, repeated);
 }
 
 /* ---- JSON lines ---- */
 
-static void accel__jsonl_put(accel_tracker *t, int64_t step, int count, const char *const *names, const double *values) {
+static void accel__jsonl_put(accel_tracker *t, int64_t step, int count, const char *const *names,
+                             const double *values) {
     accel__tracker_text(t, "{\"step\": ");
     accel__tracker_whole(t, step);
     for (int i = 0; i < count; i++) {
@@ -5317,8 +5322,9 @@ static bool accel__csv_read_header(accel_tracker *t) {
     if (!table) return false;
     bool good = table->columns > 1 && strcmp(table->names[0], "step") == 0;
     if (good) good = accel__csv_set_columns(t, (const char *const *)table->names + 1, table->columns - 1);
-    else accel__fail(t->object.acc, ACCEL_BAD_FILE, "%s: its header begins with %.60s, expected step and names", t->path,
-                     table->names[0]);
+    else
+        accel__fail(t->object.acc, ACCEL_BAD_FILE, "%s: its header begins with %.60s, expected step and names", t->path,
+                    table->names[0]);
     accel_free(table);
     return good;
 }
@@ -5355,8 +5361,8 @@ static bool accel__lines_open(accel_tracker *t, const char *path, const accel_tr
     return t->kind != ACCEL_TRACKER_CSV || accel__csv_open(t, desc, bytes > 0);
 }
 
-/* ---- TensorBoard: TFRecords of Event messages. Protobuf field: number << 3 | wire type, which is 0 for a varint, 1 for
-   8 bytes, 2 for a length and bytes, 5 for 4 bytes ---- */
+/* ---- TensorBoard: TFRecords of Event messages. A protobuf field begins with number << 3 | type, which is 0 for a
+   varint, 1 for 8 bytes, 2 for a length and bytes, 5 for 4 bytes ---- */
 
 /* CRC-32C (Castagnoli), masked as TFRecord has it. */
 static uint32_t accel__masked_crc(const unsigned char *data, size_t bytes) {
@@ -5419,7 +5425,8 @@ static void accel__event_end(accel_tracker *t, size_t begin) {
 }
 
 /* Event.step (2), Event.summary (5) with a Summary.value (1) for each name: tag (1), simple_value (2). */
-static void accel__event_put(accel_tracker *t, int64_t step, int count, const char *const *names, const double *values) {
+static void accel__event_put(accel_tracker *t, int64_t step, int count, const char *const *names,
+                             const double *values) {
     uint64_t summary = 0;
     for (int i = 0; i < count; i++) summary += accel__block_size(accel__scalar_size(names[i]));
     size_t begin = accel__event_begin(t);
@@ -5440,7 +5447,8 @@ static bool accel__events_open(accel_tracker *t, const char *folder) {
     accel_t *acc = t->object.acc;
     char host[128] = "", name[256], path[ACCEL__PATH_SIZE];
     if (!accel__make_folder(acc, folder)) return false;
-    if (gethostname(host, sizeof host - 1) != 0 || !*host || strchr(host, '/')) snprintf(host, sizeof host, "localhost");
+    if (gethostname(host, sizeof host - 1) != 0 || !*host || strchr(host, '/'))
+        snprintf(host, sizeof host, "localhost");
     long long now = (long long)time(NULL);
     for (int attempt = 0; t->handle < 0 && attempt < 10000; attempt++) {
         snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s.%ld.%d", now, host, (long)getpid(), attempt);
@@ -5465,7 +5473,8 @@ ACCEL_API accel_tracker *accel_tracker_open(accel_t *acc, accel_tracker_kind kin
     accel_tracker_desc d = desc ? *desc : (accel_tracker_desc){0};
     if (!path || !*path || (unsigned)kind > ACCEL_TRACKER_TENSORBOARD || d.column_count < 0 ||
         (d.column_count && (!d.columns || kind != ACCEL_TRACKER_CSV))) {
-        accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_tracker_open: a kind, a path, and columns for CSV alone are expected");
+        accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                    "accel_tracker_open: a kind, a path, and columns for CSV alone are expected");
         return NULL;
     }
     if (!accel__tracker_check_names(acc, d.columns, d.column_count, "accel_tracker_open")) return NULL;

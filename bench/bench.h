@@ -1,5 +1,6 @@
-/* What the programs of bench/ share: the lines that say where and how a figure was made, the processor's measured limits,
-   and a training loop. Lines that begin with '#' are remarks; all others are tables that gnuplot reads as they are.
+/* What the programs of bench/ share: the lines that say where and how a figure was made, the processor's measured
+   limits, and a training loop. Lines that begin with '#' are remarks; all others are tables that gnuplot reads as they
+   are.
 
    A program that looks inside accel.h includes it whole; the Makefile lists those under WHOLE. */
 #ifndef BENCH_H
@@ -72,7 +73,8 @@ static inline void bench_command(int argc, char **argv) {
         const char *value = getenv(names[i]);
         if (value) printf("%s=%s ", names[i], value);
     }
-    for (int i = 0; i < argc; i++) printf(strpbrk(argv[i], " #\"$*") ? "'%s'%s" : "%s%s", argv[i], i + 1 < argc ? " " : "\n");
+    for (int i = 0; i < argc; i++)
+        printf(strpbrk(argv[i], " #\"$*") ? "'%s'%s" : "%s%s", argv[i], i + 1 < argc ? " " : "\n");
 }
 
 static inline void bench_header(int argc, char **argv, const char *what) {
@@ -115,11 +117,14 @@ typedef enum bench_limit { BENCH_FP32, BENCH_BF16, BENCH_MEMORY } bench_limit;
         return result;                                                                \
     }
 BENCH_CHAINS(bench_fma_512, "avx512f", __m512, _mm512_setzero_ps(),
-             sum[i] = _mm512_fmadd_ps(_mm512_set1_ps(0.5f), _mm512_set1_ps(0.25f), sum[i]), _mm512_reduce_add_ps(sum[i]))
+             sum[i] = _mm512_fmadd_ps(_mm512_set1_ps(0.5f), _mm512_set1_ps(0.25f), sum[i]),
+             _mm512_reduce_add_ps(sum[i]))
 BENCH_CHAINS(bench_fma_256, "avx2,fma", __m256, _mm256_setzero_ps(),
-             sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(0.5f), _mm256_set1_ps(0.25f), sum[i]), _mm256_cvtss_f32(sum[i]))
+             sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(0.5f), _mm256_set1_ps(0.25f), sum[i]),
+             _mm256_cvtss_f32(sum[i]))
 BENCH_CHAINS(bench_dot_bf16, "avx512f,avx512bf16", __m512, _mm512_setzero_ps(),
-             sum[i] = _mm512_dpbf16_ps(sum[i], (__m512bh)_mm512_set1_epi32(0x3e803f00), (__m512bh)_mm512_set1_epi32(0x3e803f00)),
+             sum[i] = _mm512_dpbf16_ps(sum[i], (__m512bh)_mm512_set1_epi32(0x3e803f00),
+                                       (__m512bh)_mm512_set1_epi32(0x3e803f00)),
              _mm512_reduce_add_ps(sum[i]))
 
 /* Runs `rounds` of a limit's chains; returns their operations, 0 where the processor has no such instruction. */
@@ -154,9 +159,10 @@ typedef struct bench_probe {
 
 /* Bytes read and written by x = a x + y over a thread's part. */
 static inline double bench_stream(const bench_probe *probe, int piece) {
-    float *x = probe->x + piece * probe->floats;
-    const float *y = probe->y + piece * probe->floats;
-    for (int64_t i = 0; i < probe->floats; i++) x[i] = 0.5f * x[i] + y[i];
+    typedef float four __attribute__((vector_size(16)));
+    four *x = (four *)(void *)(probe->x + piece * probe->floats);
+    const four *y = (const four *)(const void *)(probe->y + piece * probe->floats);
+    for (int64_t i = 0; i < probe->floats / 4; i++) x[i] = 0.5f * x[i] + y[i];
     return 12 * (double)probe->floats;
 }
 
@@ -164,8 +170,9 @@ static inline void bench_probe_piece(void *argument, int piece) {
     bench_probe *probe = (bench_probe *)argument;
     volatile float sink;
     float result = 0;
-    double begin = bench_now();
-    double work = probe->limit == BENCH_MEMORY ? bench_stream(probe, piece) : bench_chains(probe->limit, 1000000, &result);
+    double begin = bench_now(), work;
+    if (probe->limit == BENCH_MEMORY) work = bench_stream(probe, piece);
+    else work = bench_chains(probe->limit, 1000000, &result);
     sink = result;
     (void)sink;
     probe->rate[piece] = work / (bench_now() - begin);
@@ -206,7 +213,8 @@ typedef struct bench_options {
 } bench_options;
 
 static inline bench_options bench_defaults(void) {
-    return (bench_options){.precision = "fp32", .batch = 16, .length = 128, .steps = 10, .warmup = 2, .layers = 6, .dropout = NAN};
+    return (bench_options){
+        .precision = "fp32", .batch = 16, .length = 128, .steps = 10, .warmup = 2, .layers = 6, .dropout = NAN};
 }
 
 /* The rows of the options table that all training programs have; returns their number. */
@@ -214,7 +222,7 @@ enum { BENCH_COMMON_OPTIONS = 11 };
 static inline void bench_common_options(bench_options *o, option_spec *rows) {
     option_spec common[BENCH_COMMON_OPTIONS] = {
         option_int("--batch", &o->batch, 1, 1 << 16, "texts per batch"),
-        option_int("--length", &o->length, 2, 1 << 16, "tokens of a text: of each synthetic one, at most of a real one"),
+        option_int("--length", &o->length, 2, 1 << 16, "tokens of each synthetic text; a real one is cut to them"),
         option_int("--steps", &o->steps, 1, 1e6, "steps that are timed"),
         option_int("--warmup", &o->warmup, 0, 1e6, "steps before"),
         option_int("--layers", &o->layers, 1, 1000, "layers of a model without --model"),
@@ -256,11 +264,13 @@ static inline accel_data *bench_synthetic(accel_t *acc, const bench_options *o, 
         offsets[0] = 0;
         for (int64_t i = 0; i < rows; i++) {
             int64_t length = o->mixed && o->length > 5 ? 5 + i * 37 % (o->length - 4) : o->length;
-            for (int64_t j = 0; j < length; j++, count++) ids[count] = (int32_t)(1000 + count * 7919 % (vocabulary - 1000));
+            for (int64_t end = count + length; count < end; count++)
+                ids[count] = (int32_t)(1000 + count * 7919 % (vocabulary - 1000));
             offsets[i + 1] = count;
             labels[i] = (int32_t)(i & 1);
         }
-        data = accel_data_create(acc, &(accel_data_desc){.rows = rows, .ids = ids, .offsets = offsets, .labels = labels});
+        accel_data_desc desc = {.rows = rows, .ids = ids, .offsets = offsets, .labels = labels};
+        data = accel_data_create(acc, &desc);
     }
     free(ids);
     free(labels);
@@ -294,7 +304,8 @@ static inline void bench_quiet(void *user, const char *line) {
 /* Everything up to the first step. False on error, with the message in t->acc. */
 static inline bool bench_open(bench_training *t, bench_options *o) {
     *t = (bench_training){0};
-    t->acc = accel_create(&(accel_desc){.threads = (int)o->threads, .precision = bench_precision(o->precision), .log = bench_quiet});
+    t->acc = accel_create(&(accel_desc){
+        .threads = (int)o->threads, .precision = bench_precision(o->precision), .log = bench_quiet});
     t->model = bench_model(t->acc, o);
     if (!isnan(o->dropout)) accel_set_dropout(t->model, (float)o->dropout);
     const accel_encoder_config *config = accel_encoder_config_of(t->model);
@@ -326,11 +337,12 @@ static inline double bench_operations(const accel_encoder_config *c, const accel
         double length = batch->offsets[i + 1] - batch->offsets[i];
         squares += length * length;
     }
-    return 6 * c->layers * (batch->tokens * layer + 2 * squares * width) + 6 * batch->examples * width * (width + c->num_labels);
+    double head = batch->examples * width * (width + c->num_labels);
+    return 6 * (c->layers * (batch->tokens * layer + 2 * squares * width) + head);
 }
 
 typedef struct bench_result {
-    double seconds, step, fastest, samples, tokens, operations; /* of all timed steps; `step` is the median */
+    double seconds, step, samples, tokens, operations; /* of all timed steps; `step` is the median */
 } bench_result;
 
 /* Warms up and times steps. False on error. */
@@ -349,7 +361,6 @@ static inline bool bench_run(bench_training *t, const bench_options *o, bench_re
         result->operations += bench_operations(accel_encoder_config_of(t->model), &t->batch);
     }
     if (good) result->step = bench_median(seconds, (int)o->steps);
-    if (good) result->fastest = seconds[0];
     free(seconds);
     return good;
 }
@@ -358,7 +369,7 @@ static inline bool bench_run(bench_training *t, const bench_options *o, bench_re
 static inline int bench_parse(int argc, char **argv, bench_options *o, const option_spec *own, int count) {
     option_spec rows[BENCH_COMMON_OPTIONS + 8];
     bench_common_options(o, rows);
-    memcpy(rows + BENCH_COMMON_OPTIONS, own, (size_t)count * sizeof *own);
+    for (int i = 0; i < count; i++) rows[BENCH_COMMON_OPTIONS + i] = own[i];
     int status = options_parse(argc, argv, "", rows, BENCH_COMMON_OPTIONS + count, NULL);
     if (status >= 0 || !o->tsv || (o->model && o->text.count && o->label)) return status;
     return fprintf(stderr, "--tsv needs --model, --text and --label\n"), 1;

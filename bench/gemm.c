@@ -3,8 +3,8 @@
        gemm --threads 1
        gemm --tokens 880 --seconds 1
 
-   Columns: product, tokens, then GF/s and share of the limit in fp32 (OpenBLAS on tiles) and in bf16 (our own kernel; weights are packed
-   anew each time, as after every optimizer step). */
+   Columns: product, tokens, then GF/s and share of the limit in fp32 (OpenBLAS on tiles) and in bf16 (our own kernel;
+   weights are packed anew each time, as after every optimizer step). */
 #define ACCEL_IMPLEMENTATION
 #include "../accel_io.h"
 #include "bench.h"
@@ -68,7 +68,8 @@ static void print_rate(double rate, double limit) {
 }
 
 static bool measure(accel_t *acc, const layer *l, int tokens, double seconds, const double limit[2]) {
-    buffers b = {numbers((int64_t)tokens * l->in), numbers((int64_t)l->out * l->in), numbers((int64_t)tokens * l->out), {.version = 1}};
+    int64_t in = l->in, out = l->out;
+    buffers b = {numbers(tokens * in), numbers(out * in), numbers(tokens * out), {.version = 1}};
     bool good = b.x && b.w && b.y;
     for (int form = 0; good && form < 3; form++) {
         char name[64];
@@ -101,8 +102,8 @@ int main(int argc, char **argv) {
     bench_header(argc, argv, "matrix products of DistilBERT-base");
     accel_t *acc = accel_create(&(accel_desc){.threads = (int)threads});
     double limit[2] = {bench_limit_of(acc, BENCH_FP32), bench_limit_of(acc, BENCH_BF16)};
-    printf("# limit of %d threads: fp32 %.0f GF/s, bf16 %.0f GF/s%s\n", accel_threads(acc), 1e-9 * limit[0], 1e-9 * limit[1],
-           limit[1] > 0 ? "" : " (no such instruction: operands are rounded and multiplied in fp32)");
+    printf("# limit of %d threads: fp32 %.0f GF/s, bf16 %.0f GF/s%s\n", accel_threads(acc), 1e-9 * limit[0],
+           1e-9 * limit[1], limit[1] > 0 ? "" : " (no such instruction: operands are rounded and multiplied in fp32)");
     printf("#%-23s %6s %9s %7s %9s %7s\n", "product", "tokens", "fp32", "%limit", "bf16", "%limit");
     int standard[] = {220, 880, 2048};
     for (int t = 0; t < (tokens ? 1 : 3); t++)

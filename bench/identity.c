@@ -77,9 +77,9 @@ int main(int argc, char **argv) {
     if (status >= 0) return status;
     bench_header(argc, argv, "the same bytes on any number of threads");
     if (getenv("OPENBLAS_CORETYPE") || getenv("OPENBLAS_L2_SIZE"))
-        printf("# OPENBLAS_CORETYPE or OPENBLAS_L2_SIZE is set: these are not the kernels the processor would get by itself\n");
-    printf("# %lld steps, %lld layers, batch %lld, 5 to %lld tokens, dropout on\n", (long long)o.steps, (long long)o.layers,
-           (long long)o.batch, (long long)o.length);
+        printf("# OPENBLAS_CORETYPE or OPENBLAS_L2_SIZE is set: these are not the processor's own kernels\n");
+    printf("# %lld steps, %lld layers, batch %lld, 5 to %lld tokens, dropout on\n", (long long)o.steps,
+           (long long)o.layers, (long long)o.batch, (long long)o.length);
     printf("#%-9s %7s   %-16s   %s\n", "precision", "threads", "hash", "loss");
     int different[] = {compare(&o, "fp32"), compare(&o, "bf16")};
     bool good = different[0] == 0 && different[1] == 0;

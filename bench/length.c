@@ -15,8 +15,8 @@ static bool measure(const bench_options *given, int length, int batch) {
     bool good = bench_open(&training, &o) && bench_run(&training, &o, &r);
     double tokens = (double)length * batch;
     if (good)
-        printf("%8d %6d %7.0f %10.2f %9.2f %9.2f %8.1f\n", length, batch, tokens, 1e3 * r.step, 1e6 * r.step / tokens, batch / r.step,
-               1e-9 * r.operations / (double)o.steps / r.step);
+        printf("%8d %6d %7.0f %10.2f %9.2f %9.2f %8.1f\n", length, batch, tokens, 1e3 * r.step, 1e6 * r.step / tokens,
+               batch / r.step, 1e-9 * r.operations / (double)o.steps / r.step);
     fflush(stdout);
     return !bench_end(training.acc) && good;
 }

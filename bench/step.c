@@ -3,8 +3,8 @@
        step --precision bf16 --batch 16 --length 128
        step --model DIR --tsv train.tsv --text "#1 String,#2 String" --label Quality
 
-   The context's back-end table is replaced by one that times each kernel. For idle time every piece of work is timed as well, by
-   a macro in the place of the call run(argument, piece) in accel.h; hence the system's headers come first. */
+   The context's back-end table is replaced by one that times each kernel. For idle time every piece of work is timed as
+   well, by a macro in the place of the call run(argument, piece) in accel.h; hence the system's headers come first. */
 #include <cblas.h>
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -267,14 +267,16 @@ static void print_number(double value, bool known, const char *format) {
     else printf(" %9s", "-");
 }
 
-/* One line: milliseconds of a step, its share, operations and bytes against their limits, and how long a thread had no work. */
+/* One line: milliseconds of a step, its share, operations and bytes against their limits, and how long a thread had no
+   work. */
 static void print_phase(const char *name, const phase *p, double step, double steps, limits limit) {
+    bool known = p->operations > 0, memory = p->bytes > 0 && !known;
     int threads = accel_threads(training.acc);
     printf("%-28s %9.2f %9.1f", name, 1e3 * p->seconds / steps, 100 * p->seconds / steps / step);
-    print_number(1e-9 * p->operations / p->seconds, p->operations > 0, " %9.1f");
-    print_number(100 * p->operations / p->seconds / limit.operations, p->operations > 0 && limit.operations > 0, " %9.1f");
-    print_number(1e-9 * p->bytes / p->seconds, p->bytes > 0, " %9.1f");
-    print_number(100 * p->bytes / p->seconds / limit.bytes, p->bytes > 0 && limit.bytes > 0, " %9.1f");
+    print_number(1e-9 * p->operations / p->seconds, known, " %9.1f");
+    print_number(100 * p->operations / p->seconds / limit.operations, known && limit.operations > 0, " %9.1f");
+    print_number(1e-9 * p->bytes / p->seconds, memory, " %9.1f");
+    print_number(100 * p->bytes / p->seconds / limit.bytes, memory && limit.bytes > 0, " %9.1f");
     print_number(100 * (1 - p->busy / p->seconds / threads), p->busy > 0, " %9.1f");
     printf("\n");
 }
@@ -289,7 +291,8 @@ static void phase_add(phase *sum, const phase *p) {
 static void print_phases(const bench_result *r, double steps, limits limit) {
     phase all = {0}, products = {0}, between = {0}, idle = {0};
     double step = r->seconds / steps;
-    printf("%-28s %9s %9s %9s %9s %9s %9s %9s\n", "#phase", "ms", "%step", "GF/s", "%limit", "GB/s", "%memory", "%idle");
+    printf("%-28s %9s %9s %9s %9s %9s %9s %9s\n", "#phase", "ms", "%step", "GF/s", "%limit", "GB/s", "%memory",
+           "%idle");
     for (int direction = 0; direction < 2; direction++)
         for (int i = 0; i < PART_COUNT; i++) {
             const phase *p = &phases[direction][i];
@@ -310,10 +313,10 @@ static void print_phases(const bench_result *r, double steps, limits limit) {
 static void print_summary(const bench_options *o, const bench_result *r, accel_memory before, limits limit) {
     accel_memory after = accel_memory_used(training.acc);
     double rate = r->operations / r->seconds;
-    printf("# step: median %.1f ms, %.1f samples/s, %.0f real tokens/s, %.1f GF/s", 1e3 * r->step, r->samples / r->seconds,
-           r->tokens / r->seconds, 1e-9 * rate);
+    printf("# step: median %.1f ms, %.1f samples/s, %.0f real tokens/s, %.1f GF/s", 1e3 * r->step,
+           r->samples / r->seconds, r->tokens / r->seconds, 1e-9 * rate);
     if (limit.operations > 0) printf(" = %.1f %% of the limit for the whole step", 100 * rate / limit.operations);
-    printf("\n# allocator calls per step %.1f; peak memory: allocator %.0f MB, resident %.0f MB; loss of the last step %.4f\n",
+    printf("\n# allocator calls per step %.1f; peak memory: allocator %.0f MB, resident %.0f MB; last loss %.4f\n",
            (double)(after.calls - before.calls) / (double)o->steps, 1e-6 * (double)after.peak_bytes,
            1e-6 * bench_peak_resident(), training.loss);
 }

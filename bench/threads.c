@@ -2,8 +2,8 @@
 
        threads --batch 16 --length 128 --rounds 5
 
-   Columns: threads, then for fp32 and bf16 the median step in ms, the gain over one thread and the efficiency (gain / threads). Rounds
-   take turns between the numbers of threads, so that other work on the machine hits all alike. */
+   Columns: threads, then for fp32 and bf16 the median step in ms, the gain over one thread and the efficiency (gain /
+   threads). Rounds take turns between the numbers of threads, so that other work on the machine hits all alike. */
 #define ACCEL_IMPLEMENTATION
 #include "bench.h"
 
@@ -52,7 +52,8 @@ int main(int argc, char **argv) {
         for (int p = 0; p < 2; p++)
             for (int i = 0; i < n; i++)
                 if (!time_step(&o, counts[i], precisions[p], &seconds[i][p][round])) return 1;
-    printf("#%7s %9s %6s %11s %9s %6s %11s\n", "threads", "fp32 ms", "gain", "efficiency", "bf16 ms", "gain", "efficiency");
+    printf("#%7s %9s %6s %11s %9s %6s %11s\n", "threads", "fp32 ms", "gain", "efficiency", "bf16 ms", "gain",
+           "efficiency");
     double first[2] = {0};
     for (int i = 0; i < n; i++) {
         printf("%8d", counts[i]);

@@ -2,8 +2,8 @@
 
        tokenizer --vocab DIR --tsv train.tsv --text "#1 String,#2 String"
 
-   Columns: threads, million tokens/s, MB of text/s, gain over one thread, efficiency. The texts lie in memory; a row with two columns is
-   encoded as a pair, cut to --length tokens. */
+   Columns: threads, million tokens/s, MB of text/s, gain over one thread, efficiency. The texts lie in memory; a row
+   with two columns is encoded as a pair, cut to --length tokens. */
 #define ACCEL_IMPLEMENTATION
 #include "bench.h"
 
@@ -22,8 +22,9 @@ static void encode_piece(void *argument, int piece) {
     int32_t ids[MOST_LENGTH], types[MOST_LENGTH];
     int64_t begin = (int64_t)piece * ROWS_AT_ONCE, end = begin + ROWS_AT_ONCE, tokens = 0;
     for (int64_t row = begin; row < end && row < j->rows; row++) {
+        const char *text = accel_table_cell(j->table, row, j->column[0]);
         const char *pair = j->columns == 2 ? accel_table_cell(j->table, row, j->column[1]) : NULL;
-        int count = accel_tokenize(j->tokenizer, accel_table_cell(j->table, row, j->column[0]), pair, j->length, ids, types, NULL);
+        int count = accel_tokenize(j->tokenizer, text, pair, j->length, ids, types, NULL);
         if (count > 0) tokens += count;
     }
     j->tokens[piece] = tokens;
@@ -93,11 +94,13 @@ int main(int argc, char **argv) {
     };
     int status = options_parse(argc, argv, "", options, 6, NULL);
     if (status >= 0) return status;
-    if (!vocab || !tsv || !columns.count) return fprintf(stderr, "--vocab, --tsv and --text are needed, see --help\n"), 1;
+    if (!vocab || !tsv || !columns.count)
+        return fprintf(stderr, "--vocab, --tsv and --text are needed, see --help\n"), 1;
     bench_header(argc, argv, "tokenizer");
     accel_t *acc = accel_create(NULL);
     job j = {0};
-    if (open_job(&j, acc, vocab, tsv, &columns, length)) print_table(&j, most ? (int)most : accel_threads(acc), seconds);
+    if (open_job(&j, acc, vocab, tsv, &columns, length))
+        print_table(&j, most ? (int)most : accel_threads(acc), seconds);
     free(j.tokens);
     return bench_end(acc);
 }

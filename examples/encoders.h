@@ -1,10 +1,41 @@
-/* What several examples do beside the loop they show: a vocabulary and a small encoder where there is no pretrained
-   folder, loaders of tables, the mean over tokens. */
+/* What several examples do beside the loop they show: options, a vocabulary and a small encoder where there is no
+   pretrained folder, loaders of tables, the mean over tokens. */
 #ifndef ENCODERS_H
 #define ENCODERS_H
 #include "common.h"
 
 enum { EVAL_BATCH_SIZE = 64 };
+
+/* What an example that trains on the rows of a table is asked to do. */
+typedef struct task {
+    const char *train, *eval;
+    text_columns text;
+    int64_t epochs, batch_size, max_length, seed;
+    double lr;
+} task;
+
+/* Reads a task's options and the example's own (at most 10), of which those that are text and named in `needed` must be
+   there. Returns -1 where the program can go on, else its exit status. */
+static inline int task_options(int argc, char **argv, task *t, const option_spec *own, int count, const char *needed) {
+    option_spec options[20] = {
+        option_text("--train", "FILE", &t->train, "rows to train on: .tsv, .csv or .jsonl"),
+        option_text("--eval", "FILE", &t->eval, "rows to evaluate on after each epoch"),
+        option_columns("--text", &t->text, "one or two columns, by name or number from 0"),
+        option_int("--epochs", &t->epochs, 1, 1e6, "passes over the training rows"),
+        option_int("--batch-size", &t->batch_size, 1, 1 << 20, "texts per batch"),
+        option_int("--max-length", &t->max_length, 5, 1 << 20, "tokens of a text; longer ones are cut"),
+        option_int("--seed", &t->seed, 0, 0, "of every random number"),
+        option_number("--lr", &t->lr, ABOVE_ZERO, 0, "learning rate"),
+    };
+    memcpy(options + 8, own, (size_t)count * sizeof *own);
+    int status = options_parse(argc, argv, "", options, 8 + count, NULL);
+    if (status >= 0) return status;
+    for (int i = 0; i < 8 + count; i++) {
+        bool need = i < 3 || (options[i].kind == OPTION_TEXT && strstr(needed, options[i].name));
+        if (need && !options[i].given) return fprintf(stderr, "%s is missing, see --help\n", options[i].name), 1;
+    }
+    return -1;
+}
 
 /* Learns a vocabulary from one or two columns of a table (text[1] may be NULL). NULL on error. */
 static inline accel_tokenizer *learn_vocabulary(accel_t *acc, const accel_table *rows, const char *const text[2],

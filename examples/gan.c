@@ -96,8 +96,8 @@ static bool gan_sample(gan *g, float *points) {
     return good;
 }
 
-/* Counts the samples within three standard deviations of each centre. A mode is covered where there are a quarter of its
-   due number; returns how many modes are. */
+/* Counts the samples within three standard deviations of each centre. A mode is covered where there are at least a
+   quarter of its due number; returns how many modes are. */
 static int gan_modes(const float *points, int hits[MODES]) {
     int covered = 0;
     for (int mode = 0; mode < MODES; mode++) {
@@ -149,7 +149,8 @@ static bool draw_samples(const char *path, const float *points) {
     }
     fprintf(file, "</g>\n<g fill=\"#06c\" fill-opacity=\"0.5\">\n");
     for (int i = 0; i < SAMPLES; i++)
-        fprintf(file, "<circle cx=\"%.3f\" cy=\"%.3f\" r=\"0.02\"/>\n", (double)points[2 * i], -(double)points[2 * i + 1]);
+        fprintf(file, "<circle cx=\"%.3f\" cy=\"%.3f\" r=\"0.02\"/>\n", (double)points[2 * i],
+                -(double)points[2 * i + 1]);
     fprintf(file, "</g>\n</svg>\n");
     bool good = !ferror(file);
     return fclose(file) == 0 && good;

@@ -1,5 +1,5 @@
 /* Learns scores of texts or pairs of texts (STS-B's similarity of two sentences, 0 to 5) and reports how well predicted
-   and given scores correlate. Without --model, a small encoder is trained from scratch.
+   and given scores correlate. Without --model, a small encoder is trained from scratch. --lr is 5e-5 with --model, else 5e-4.
 
        regression --model DIR --train train.tsv --eval dev.tsv --text sentence1,sentence2 --score score --output OUT
 
@@ -8,10 +8,8 @@
 #include "encoders.h"
 
 typedef struct run {
-    const char *model_folder, *train_file, *eval_file, *score, *output;
-    text_columns text;
-    int64_t epochs, batch_size, max_length, seed;
-    double lr;
+    task task;
+    const char *model_folder, *score, *output;
     accel_t *acc;
     accel_tokenizer *tokenizer;
     accel_model *model;
@@ -23,34 +21,24 @@ typedef struct run {
 enum { PREDICTED, GIVEN, PREDICTED_RANK, GIVEN_RANK, SORTED, COLUMNS };
 
 static int read_options(int argc, char **argv, run *r) {
-    option_spec options[] = {
+    option_spec own[] = {
         option_text("--model", "DIR", &r->model_folder, "pretrained folder to start from; else from scratch"),
-        option_text("--train", "FILE", &r->train_file, "rows to train on"),
-        option_text("--eval", "FILE", &r->eval_file, "rows to evaluate on"),
-        option_columns("--text", &r->text, "one or two columns, by name or number from 0"),
         option_text("--score", "COL", &r->score, "column of the score, a number"),
         option_text("--output", "DIR", &r->output, "folder for the trained model"),
-        option_int("--epochs", &r->epochs, 1, 1e6, "passes over the training rows"),
-        option_int("--batch-size", &r->batch_size, 1, 1 << 20, "texts per batch"),
-        option_int("--max-length", &r->max_length, 5, 1 << 20, "tokens of a text; longer ones are cut"),
-        option_int("--seed", &r->seed, 0, 0, "of every random number"),
-        option_number("--lr", &r->lr, ABOVE_ZERO, 0, "learning rate, else 5e-5 with --model, 5e-4 without"),
     };
-    int status = options_parse(argc, argv, "", options, (int)(sizeof options / sizeof *options), NULL);
-    if (status >= 0 || (r->train_file && r->eval_file && r->text.count && r->score)) return status;
-    return fprintf(stderr, "--train, --eval, --text and --score are needed, see --help\n"), 1;
+    return task_options(argc, argv, &r->task, own, (int)(sizeof own / sizeof *own), "--score");
 }
 
 /* One output and the mean squared error, which is what ACCEL_REGRESSION means. */
 static bool make_model(run *r, const accel_table *rows, const char *const text[2]) {
     if (r->model_folder) {
         accel_pretrained_desc desc = {.num_labels = 1, .problem_type = "regression", .fresh_head = true};
-        r->tokenizer = accel_tokenizer_load(r->acc, r->model_folder, NULL);
         r->model = accel_load_pretrained(r->acc, r->model_folder, &desc);
+        r->tokenizer = accel_tokenizer_load(r->acc, r->model_folder, NULL);
         return r->tokenizer && r->model;
     }
     r->tokenizer = learn_vocabulary(r->acc, rows, text, 8000);
-    accel_encoder_config config = small_encoder(r->tokenizer, r->max_length);
+    accel_encoder_config config = small_encoder(r->tokenizer, r->task.max_length);
     config.problem = ACCEL_REGRESSION;
     config.num_labels = 1;
     r->model = r->tokenizer ? accel_encoder_create(r->acc, &config) : NULL;
@@ -58,12 +46,13 @@ static bool make_model(run *r, const accel_table *rows, const char *const text[2
 }
 
 static bool make_all(run *r) {
-    accel_table *train = accel_table_read(r->acc, r->train_file, NULL);
-    accel_table *eval = accel_table_read(r->acc, r->eval_file, NULL);
-    accel_encode_desc encode = {.label = {r->score}, .max_length = (int)r->max_length};
-    if (!text_columns_find(&r->text, r->acc, train, encode.text) || !make_model(r, train, encode.text)) return false;
+    accel_table *train = accel_table_read(r->acc, r->task.train, NULL);
+    accel_table *eval = accel_table_read(r->acc, r->task.eval, NULL);
+    accel_encode_desc encode = {.label = {r->score}, .max_length = (int)r->task.max_length};
+    if (!text_columns_find(&r->task.text, r->acc, train, encode.text)) return false;
+    if (!make_model(r, train, encode.text)) return false;
     encode.model = r->model;
-    r->train = make_loader(r->acc, r->tokenizer, train, &encode, r->batch_size);
+    r->train = make_loader(r->acc, r->tokenizer, train, &encode, r->task.batch_size);
     r->eval = make_loader(r->acc, r->tokenizer, eval, &encode, 0);
     r->rows = accel_table_rows(eval);
     r->numbers = malloc((size_t)(r->rows * COLUMNS + 1) * sizeof *r->numbers);
@@ -116,7 +105,7 @@ static void report(const run *r, int epoch) {
     for (int64_t i = 0; i < n; i++) error += (predicted[i] - given[i]) * (predicted[i] - given[i]) / (double)n;
     printf("epoch %d: mean squared error %.4f, Pearson %.4f, Spearman %.4f\n", epoch, error,
            pearson(predicted, given, n), pearson(predicted_rank, given_rank, n));
-    for (int64_t i = 0; epoch == r->epochs && i < n && i < 5; i++)
+    for (int64_t i = 0; epoch == r->task.epochs && i < n && i < 5; i++)
         printf("row %lld: given %.3f, predicted %.3f\n", (long long)i + 1, given[i], predicted[i]);
 }
 
@@ -136,11 +125,11 @@ static void evaluate(run *r, int epoch) {
 }
 
 static bool train(run *r) {
-    accel_optimizer *opt = accel_adamw(r->acc, r->model, &(accel_adam_desc){.lr = (float)r->lr});
-    int64_t steps = r->epochs * accel_steps_per_epoch(r->acc, r->train);
+    accel_optimizer *opt = accel_adamw(r->acc, r->model, &(accel_adam_desc){.lr = (float)r->task.lr});
+    int64_t steps = r->task.epochs * accel_steps_per_epoch(r->acc, r->train);
     accel_schedule *lr = accel_linear_schedule_with_warmup(opt, steps / 10, steps);
     accel_prepare(r->acc, r->model, opt, lr, r->train, r->eval);
-    for (int epoch = 1; epoch <= (int)r->epochs && !accel_failed(r->acc); epoch++) {
+    for (int epoch = 1; epoch <= (int)r->task.epochs && !accel_failed(r->acc); epoch++) {
         accel_batch batch;
         while (accel_next(r->train, &batch)) {
             accel_zero_grad(opt);
@@ -154,11 +143,11 @@ static bool train(run *r) {
 }
 
 int main(int argc, char **argv) {
-    run r = {.epochs = 3, .batch_size = 16, .max_length = 128, .seed = 42, .lr = NAN};
+    run r = {.task = {.epochs = 3, .batch_size = 16, .max_length = 128, .seed = 42}};
     int status = read_options(argc, argv, &r);
     if (status >= 0) return status;
-    if (isnan(r.lr)) r.lr = r.model_folder ? 5e-5 : 5e-4;
-    r.acc = accel_create(&(accel_desc){.seed = (uint64_t)r.seed});
+    if (r.task.lr == 0) r.task.lr = r.model_folder ? 5e-5 : 5e-4;
+    r.acc = accel_create(&(accel_desc){.seed = (uint64_t)r.task.seed});
     bool good = make_all(&r) && train(&r);
     if (accel_failed(r.acc)) fprintf(stderr, "%s\n", accel_message(r.acc));
     free(r.numbers);

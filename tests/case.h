@@ -217,6 +217,7 @@ static void case_check_gradients(case_check *check, accel_t *acc, accel_model *m
 
 static void case_check_batch(case_check *check, accel_t *acc, const char *folder) {
     accel_model *model = accel_load_pretrained(acc, folder, NULL);
+    accel_output_hidden_states(model, true);
     accel_safetensors *expect = case_open(acc, folder, "expect.safetensors");
     case_batches inputs;
     accel_batch batch;

@@ -79,7 +79,9 @@ cat > "$work/use.c" << 'END'
 #include "accel_io.h"
 #include "accel.h"
 int main(void) {
-    accel_desc desc = {1, 7, 0, false, 0, {NULL, NULL}, NULL, NULL};
+    static accel_desc desc;
+    desc.threads = 1;
+    desc.seed = 7;
     accel_t *acc = accel_create(&desc);
     int bad = accel_failed(acc) || accel_threads(acc) != 1 || accel_seed(acc) != 7 ||
               accel_vocabulary_size(NULL) != 0 || !accel_failed(NULL);

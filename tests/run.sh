@@ -25,7 +25,7 @@ for program in "$@"; do
     else
         ended=
     fi
-    if [ "$f" -gt 0 ]; then cat "$log"; else grep '^skipped' "$log"; fi
+    if [ -z "$counts" ]; then cat "$log"; elif [ "$f" -gt 0 ]; then sed '$d' "$log"; else grep '^skipped' "$log"; fi
     echo "$program: $p passed, $f failed, $s skipped$ended."
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 done

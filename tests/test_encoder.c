@@ -281,6 +281,7 @@ TEST(shapes_of_the_output) {
     accel_encoder_config config = small_encoder(ACCEL_BERT);
     config.num_labels = 5;
     accel_model *model = accel_encoder_create(acc, &config);
+    accel_output_hidden_states(model, true);
     rows made = random_rows(6, 17, 5, 2);
     int32_t offsets[7];
     accel_batch batch = batch_of(&made, 0, 6, offsets);
@@ -302,11 +303,42 @@ TEST(shapes_of_the_output) {
     accel_destroy(acc);
 }
 
+/* Without hidden states the last layer computes first tokens only: the same logits and gradients, dropout included. Tolerance: both are
+   float32 sums of the same terms in another order. */
+TEST(the_short_last_layer_gives_the_same_results) {
+    for (int architecture = 0; architecture < 2; architecture++) {
+        accel_t *acc = context(), *other = context();
+        accel_encoder_config config = small_encoder((accel_architecture)architecture);
+        config.dropout = config.attention_dropout = config.classifier_dropout = 0.2f;
+        accel_model *fast = accel_encoder_create(acc, &config), *whole = accel_encoder_create(other, &config);
+        accel_output_hidden_states(whole, true);
+        rows made = random_rows(5, 11, 2, 4);
+        int32_t offsets[6];
+        accel_batch batch = batch_of(&made, 0, 5, offsets);
+        accel_output a = accel_forward(fast, &batch), b = accel_forward(whole, &batch);
+        CHECK(a.hidden == NULL && a.hidden_count == 0);
+        float x[10], y[10];
+        CHECK(accel_read(a.logits, x, accel_count(a.logits)) && accel_read(b.logits, y, accel_count(b.logits)));
+        for (int64_t i = 0; i < accel_count(a.logits); i++) CHECK_NEAR(x[i], y[i], 1e-6);
+        accel_backward(acc, a.loss), accel_backward(other, b.loss);
+        for (int i = 0; i < accel_parameter_count(fast); i++) {
+            accel_tensor p = accel_parameter_at(fast, i), q = accel_parameter_at(whole, i);
+            float *g = grad_of(p), *h = grad_of(q);
+            for (int64_t k = 0; k < accel_count(p); k++) CHECK_NEAR(g[k], h[k], 1e-6);
+            free(g), free(h);
+        }
+        free_rows(&made);
+        CHECK_FINE(acc);
+        accel_destroy(acc), accel_destroy(other);
+    }
+}
+
 /* A loss of one's own on a hidden state sends its gradient into the encoder. */
 TEST(hidden_states_carry_gradients) {
     accel_t *acc = context();
     accel_encoder_config config = small_encoder(ACCEL_DISTILBERT);
     accel_model *model = accel_encoder_create(acc, &config);
+    accel_output_hidden_states(model, true);
     rows made = random_rows(3, 7, 2, 2);
     int32_t offsets[4];
     accel_batch batch = batch_of(&made, 0, 3, offsets);

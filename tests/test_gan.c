@@ -72,7 +72,8 @@ TEST(neither_step_touches_the_others_parameters) {
         float *generator_last = values_of(g.generator), *discriminator_last = values_of(g.discriminator);
         CHECK(!same_values(g.generator, generator_then, generator_last));
         CHECK(same_values(g.discriminator, discriminator_then, discriminator_last));
-        float *all[] = {generator, discriminator, generator_then, discriminator_then, generator_last, discriminator_last};
+        float *all[] = {generator,          discriminator,  generator_then,
+                        discriminator_then, generator_last, discriminator_last};
         for (int i = 0; i < 6; i++) free(all[i]);
     }
     CHECK(!accel_failed(acc));
