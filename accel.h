@@ -137,6 +137,7 @@ typedef struct accel_t accel_t;                 /* context: owns everything     
 typedef struct accel_model accel_model;         /* named parameters, perhaps an encoder           */
 typedef struct accel_optimizer accel_optimizer;
 typedef struct accel_schedule accel_schedule;
+typedef struct accel_ema accel_ema;             /* moving average of a model's parameters         */
 typedef struct accel_data accel_data;           /* rows in memory                                 */
 typedef struct accel_loader accel_loader;
 typedef struct accel_metrics accel_metrics;     /* counts of classes                              */
@@ -580,6 +581,9 @@ ACCEL_API void accel_zero_grad(accel_optimizer *opt);
 /* Norm of all gradients before clipping; at the end of a window they are then scaled so that it is at most max_norm
    (torch.nn.utils.clip_grad_norm_). INFINITY only measures. NaN on error. */
 ACCEL_API float accel_clip_grad_norm(accel_optimizer *opt, float max_norm);
+/* At the end of a window, limits every element of the divided gradient to -max_value .. max_value
+   (torch.nn.utils.clip_grad_value_). */
+ACCEL_API void accel_clip_grad_value(accel_optimizer *opt, float max_value);
 /* Takes the step and returns true. False, and nothing changes, in the middle of a window, when no gradient has arrived,
    or when the gradient is not finite: then the step is counted as skipped and a notice says so; too many in a row are
    an error. */
@@ -589,6 +593,15 @@ ACCEL_API int64_t accel_steps_skipped(const accel_optimizer *opt);
 /* The rate in force (without the groups' own), and the base rate that schedules scale. */
 ACCEL_API float accel_lr(const accel_optimizer *opt);
 ACCEL_API void accel_set_lr(accel_optimizer *opt, float lr);
+
+/* ---- averaged weights ---- */
+
+/* A moving average of a model's parameters: average = decay average + (1 - decay) parameter with each accel_ema_update, which is called
+   after accel_step (decay 0: 0.999). It begins as a copy, and is part of the saved state. */
+ACCEL_API accel_ema *accel_ema_create(accel_t *acc, accel_model *model, float decay);
+ACCEL_API void accel_ema_update(accel_ema *ema);
+/* Exchanges the model's parameters and the average: once before evaluating or saving, once more to train on. */
+ACCEL_API void accel_ema_swap(accel_ema *ema);
 
 /* ---- schedules: the rate is a function of the steps taken; total and warmup count optimizer steps ---- */
 
@@ -633,6 +646,8 @@ ACCEL_API void accel_backward(accel_t *acc, accel_tensor loss);
 ACCEL_API void accel_set_weight(accel_t *acc, double weight);
 /* Micro-batches per optimizer step, from the next window on (n >= 1). */
 ACCEL_API void accel_set_accumulate(accel_t *acc, int n);
+/* Keeps this micro-batch from ending its window, whatever accumulate says, unless it is the epoch's last (Accelerate's no_sync). */
+ACCEL_API void accel_no_sync(accel_t *acc);
 /* Whether this micro-batch ends its window, so that accel_step will step (Accelerate's sync_gradients). */
 ACCEL_API bool accel_sync_gradients(const accel_t *acc);
 /* Optimizer steps of one epoch: batches divided by the accumulation, rounded up. */
@@ -700,7 +715,7 @@ ACCEL_API float accel_gradient_check(accel_t *acc,
 typedef enum accel__kind {
     ACCEL__MODEL = 0x41434331, ACCEL__OPTIMIZER, ACCEL__SCHEDULE, ACCEL__DATA, ACCEL__LOADER, ACCEL__METRICS,
     ACCEL__TOKENIZER, ACCEL__TABLE, ACCEL__SAFETENSORS,
-    ACCEL__REGISTERED, ACCEL__SCORES, ACCEL__TRACKER
+    ACCEL__REGISTERED, ACCEL__SCORES, ACCEL__TRACKER, ACCEL__EMA
 } accel__kind;
 
 /* First member of every object that a context owns. `uses` are objects that must outlive this one. */
@@ -776,6 +791,7 @@ typedef struct accel_mask {
 } accel_mask;
 
 typedef enum accel_map_kind {
+    ACCEL_MAP_CLAMP, /* to -value .. value */
     ACCEL_MAP_SCALE, ACCEL_MAP_EXP, ACCEL_MAP_LOG, ACCEL_MAP_SQRT, ACCEL_MAP_ACTIVATION /* + accel_activation */
 } accel_map_kind;
 
@@ -1085,7 +1101,7 @@ typedef struct accel__chunk {
 typedef struct accel__micro {
     uint64_t id;
     double weight;
-    bool weight_set, had_backward;
+    bool weight_set, had_backward, no_sync;
     int64_t examples;
     uint64_t calls;          /* random operations so far */
 } accel__micro;
@@ -1667,7 +1683,7 @@ static void accel__object_destroy(accel__object *object) {
 static const char *accel__kind_text(accel__kind kind) {
     static const char *const text[] = {"model",     "optimizer", "schedule",        "data", "loader", "metrics",
                                        "tokenizer", "table",     "safetensors file", "registered memory",
-                                       "scores",    "tracker"};
+                                       "scores",    "tracker",   "moving average"};
     unsigned index = (unsigned)kind - (unsigned)ACCEL__MODEL;
     return index < (unsigned)ACCEL__COUNT(text) ? text[index] : "object of no known kind";
 }
@@ -2590,6 +2606,7 @@ ACCEL__INLINE void accel__map_function(const accel_map *a, int kind, accel__rang
         if (kind == ACCEL_MAP_EXP) y = factor = a->dy ? a->y[i] : accel__exp(x);
         else if (kind == ACCEL_MAP_LOG) y = a->dy ? 0 : logf(x), factor = 1.0f / x;
         else if (kind == ACCEL_MAP_SQRT) y = a->dy ? a->y[i] : sqrtf(x), factor = 0.5f / y;
+        else if (kind == ACCEL_MAP_CLAMP) y = x > a->value ? a->value : x < -a->value ? -a->value : x, factor = x == y;
         else y = a->value * x, factor = a->value;
         if (a->dy) accel__put(&a->out[i], a->dy[i] * factor, a->add);
         else a->out[i] = y;
@@ -2599,6 +2616,7 @@ ACCEL__INLINE void accel__map_function(const accel_map *a, int kind, accel__rang
 ACCEL__INLINE void accel__map_piece_body(const accel_map *a, int piece) {
     accel__range r = accel__range_of(a->n, ACCEL__ELEMENTS, piece);
     switch (a->kind) {
+    case ACCEL_MAP_CLAMP: accel__map_function(a, ACCEL_MAP_CLAMP, r); break;
     case ACCEL_MAP_SCALE: accel__map_function(a, ACCEL_MAP_SCALE, r); break;
     case ACCEL_MAP_EXP: accel__map_function(a, ACCEL_MAP_EXP, r); break;
     case ACCEL_MAP_LOG: accel__map_function(a, ACCEL_MAP_LOG, r); break;
@@ -6402,6 +6420,22 @@ ACCEL_API float accel_clip_grad_norm(accel_optimizer *opt, float max_norm) {
     return (float)norm;
 }
 
+ACCEL_API void accel_clip_grad_value(accel_optimizer *opt, float max_value) {
+    accel_t *acc = opt ? opt->object.acc : NULL;
+    if (accel_failed(acc) || !accel__check_number(acc, "accel_clip_grad_value", "max_value", max_value, FLT_MIN, FLT_MAX) ||
+        accel__mid_window(opt))
+        return;
+    float stored = max_value / accel__window_scale(&opt->window);
+    for (size_t i = 0; i < accel__length(opt->params); i++) {
+        accel__param *param = opt->params[i];
+        if (!accel__param_steps(param)) continue;
+        if (param->gradient_state == ACCEL__ROWS) accel__rows_to_dense(acc, param);
+        accel_map args = {ACCEL_MAP_CLAMP, param->slot->count, stored, param->gradient, NULL, NULL, param->gradient, false};
+        acc->backend->map(acc, &args);
+    }
+    opt->window.norm = -1;
+}
+
 static void accel__skip_step(accel_optimizer *opt);
 
 ACCEL_API bool accel_step(accel_optimizer *opt) {
@@ -6441,6 +6475,78 @@ ACCEL_API void accel_set_lr(accel_optimizer *opt, float lr) {
     if (opt && !accel_failed(opt->object.acc) &&
         accel__check_number(opt->object.acc, "accel_set_lr", "lr", lr, 0, FLT_MAX))
         opt->base_lr = lr;
+}
+
+/* ---- averaged weights ---- */
+
+struct accel_ema {
+    accel__object object;
+    accel_model *model;
+    float decay;
+    int64_t swapped;  /* 1: the model holds the average */
+    int count;        /* parameters when it was made */
+    float **average;  /* [count], each like its parameter */
+};
+
+static void accel__ema_destroy(accel__object *object) {
+    accel_ema *ema = (accel_ema *)(void *)object;
+    for (int i = 0; ema->average && i < ema->count; i++)
+        if (ema->average[i]) object->acc->backend->release(object->acc, ema->average[i]);
+    accel__free(object->acc, ema->average);
+}
+
+ACCEL_API accel_ema *accel_ema_create(accel_t *acc, accel_model *model, float decay) {
+    if (accel_failed(acc)) return NULL;
+    if (!model || model->object.acc != acc || !(decay >= 0 && decay < 1)) {
+        accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_ema_create: a model of this context and a decay from 0 to below 1 are needed");
+        return NULL;
+    }
+    accel_ema *ema = (accel_ema *)accel__object_create(acc, ACCEL__EMA, sizeof *ema, accel__ema_destroy);
+    if (!ema) return NULL;
+    ema->model = model;
+    ema->decay = decay > 0 ? decay : 0.999f;
+    ema->count = accel__param_count(model);
+    accel__object_use(&ema->object, &model->object);
+    ema->average = (float **)accel__alloc_zero(acc, (size_t)ema->count * sizeof *ema->average);
+    for (int i = 0; ema->average && i < ema->count; i++) {
+        accel__slot *slot = model->params[i]->slot;
+        ema->average[i] = (float *)acc->backend->alloc(acc, accel__param_bytes(model->params[i]));
+        if (ema->average[i]) accel__add_scaled(acc, ema->average[i], accel__data(slot), slot->count, 1, false);
+    }
+    if (acc->code == ACCEL_OK) return ema;
+    accel__object_destroy(&ema->object);
+    return NULL;
+}
+
+ACCEL_API void accel_ema_update(accel_ema *ema) {
+    if (!ema || accel_failed(ema->object.acc)) return;
+    accel_t *acc = ema->object.acc;
+    if (ema->swapped) {
+        accel__fail(acc, ACCEL_BAD_STATE, "accel_ema_update: the model holds the average; accel_ema_swap first");
+        return;
+    }
+    for (int i = 0; i < ema->count; i++) {
+        accel__slot *slot = ema->model->params[i]->slot;
+        accel_map decay = {ACCEL_MAP_SCALE, slot->count, ema->decay, ema->average[i], NULL, NULL, ema->average[i], false};
+        acc->backend->map(acc, &decay);
+        accel__add_scaled(acc, ema->average[i], accel__data(slot), slot->count, 1 - ema->decay, true);
+    }
+}
+
+ACCEL_API void accel_ema_swap(accel_ema *ema) {
+    if (!ema || accel_failed(ema->object.acc)) return;
+    accel_t *acc = ema->object.acc;
+    for (int i = 0; i < ema->count; i++) {
+        accel__param *param = ema->model->params[i];
+        accel__block *kept = accel__block_new(acc, accel__param_bytes(param));
+        if (!kept) return;
+        accel__add_scaled(acc, accel__floats(kept), accel__data(param->slot), param->slot->count, 1, false);
+        accel__add_scaled(acc, accel__data(param->slot), ema->average[i], param->slot->count, 1, false);
+        accel__add_scaled(acc, ema->average[i], accel__floats(kept), param->slot->count, 1, false);
+        accel__block_release(acc, kept);
+        accel__param_changed(param);
+    }
+    ema->swapped = !ema->swapped;
 }
 
 /* =============================================== >>schedules ====================================================== */
@@ -7049,7 +7155,11 @@ ACCEL_API void accel_set_accumulate(accel_t *acc, int n) {
 }
 
 ACCEL_API bool accel_sync_gradients(const accel_t *acc) {
-    return acc && (acc->window_index + 1 >= acc->accumulate || acc->last_of_epoch);
+    return acc && ((acc->window_index + 1 >= acc->accumulate && !acc->micro.no_sync) || acc->last_of_epoch);
+}
+
+ACCEL_API void accel_no_sync(accel_t *acc) {
+    if (!accel_failed(acc)) acc->micro.no_sync = true;
 }
 
 ACCEL_API int64_t accel_steps_per_epoch(const accel_t *acc, const accel_loader *loader) {

@@ -4707,11 +4707,24 @@ static bool accel__state_registered(accel__state *s, accel__registered *entry) {
     return good;
 }
 
+static bool accel__state_ema(accel__state *s, accel_ema *ema, int index) {
+    char name[320];
+    snprintf(name, sizeof name, "average%d", index);
+    if (!accel__state_counters(s, name, &ema->swapped, 1)) return false;
+    for (int i = 0; i < ema->count; i++) {
+        const accel__param *param = ema->model->params[i];
+        snprintf(name, sizeof name, "average%d.%.200s", index, param->name);
+        if (!accel__state_floats(s, name, ema->average[i], param->slot->count)) return false;
+    }
+    return true;
+}
+
 static bool accel__state_object(accel__state *s, accel__object *object, int index) {
     switch (object->kind) {
     case ACCEL__OPTIMIZER: return accel__state_optimizer(s, (accel_optimizer *)(void *)object, index);
     case ACCEL__MODEL: return accel__state_model(s, (accel_model *)(void *)object, index);
     case ACCEL__LOADER: return accel__state_loader(s, (accel_loader *)(void *)object, index);
+    case ACCEL__EMA: return accel__state_ema(s, (accel_ema *)(void *)object, index);
     case ACCEL__REGISTERED: return accel__state_registered(s, (accel__registered *)(void *)object);
     default: return true;
     }
@@ -4719,7 +4732,7 @@ static bool accel__state_object(accel__state *s, accel__object *object, int inde
 
 /* Optimizers come before models: a parameter's gradient belongs to its optimizer's window. */
 static bool accel__state_walk(accel__state *s) {
-    static const accel__kind kinds[] = {ACCEL__OPTIMIZER, ACCEL__MODEL, ACCEL__LOADER, ACCEL__REGISTERED};
+    static const accel__kind kinds[] = {ACCEL__OPTIMIZER, ACCEL__MODEL, ACCEL__EMA, ACCEL__LOADER, ACCEL__REGISTERED};
     if (!accel__state_context(s)) return false;
     for (int k = 0; k < ACCEL__COUNT(kinds); k++) {
         int index = 0;

@@ -93,24 +93,20 @@ static bool make_quiz(run *r) {
     return true;
 }
 
-/* The special tokens come first in a vocabulary that accel_tokenizer_train made. */
-static bool is_special(const run *r, int32_t id) {
-    return id <= accel_token_id(r->tokenizer, "[MASK]");
-}
-
-/* Three numbers per token: whether it is asked for, what becomes of it, and which other token. */
+/* Three random numbers per token: whether it is asked for, what becomes of it, and which other token that is. */
 static void mask_tokens(run *r, const accel_batch *batch) {
     quiz *q = &r->quiz;
     int words = accel_vocabulary_size(r->tokenizer);
+    int32_t mask = accel_token_id(r->tokenizer, "[MASK]"); /* the last of the special tokens, which come first */
     q->count = 0;
     if (!accel_read(accel_rand(r->acc, accel_2d(batch->tokens, 3)), q->random, 3 * batch->tokens)) return;
     for (int i = 0; i < batch->tokens; i++) {
         const float *random = q->random + 3 * i;
         q->ids[i] = batch->ids[i];
-        if (is_special(r, batch->ids[i]) || random[0] >= MASKED) continue;
+        if (batch->ids[i] <= mask || random[0] >= MASKED) continue;
         q->positions[q->count] = i;
         q->answers[q->count++] = batch->ids[i];
-        if (random[1] < BECOME_MASK) q->ids[i] = accel_token_id(r->tokenizer, "[MASK]");
+        if (random[1] < BECOME_MASK) q->ids[i] = mask;
         else if (random[1] < BECOME_MASK + BECOME_ANOTHER) q->ids[i] = (int32_t)(random[2] * (float)words);
     }
 }

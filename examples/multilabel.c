@@ -72,61 +72,36 @@ static bool make_all(run *r) {
     return !accel_failed(r->acc);
 }
 
-typedef struct counts {
-    double rows, right_rows, hits[ACCEL_MAX_COLUMNS], predicted[ACCEL_MAX_COLUMNS], given[ACCEL_MAX_COLUMNS];
-} counts;
-
-/* logits, targets: [labels] of one row. A logit above 0 is a probability above one half. */
-static void count_row(counts *c, const float *logits, const float *targets, int labels) {
-    bool right = true;
-    for (int i = 0; i < labels; i++) {
-        bool predicted = logits[i] > 0, given = targets[i] > 0.5f;
-        c->hits[i] += predicted && given;
-        c->predicted[i] += predicted;
-        c->given[i] += given;
-        right = right && predicted == given;
-    }
-    c->rows++;
-    c->right_rows += right;
+static void print_scores(const char *name, accel_prf scores) {
+    printf("  %-20s precision %.4f, recall %.4f, F1 %.4f (%lld rows)\n", name, scores.precision, scores.recall, scores.f1,
+           (long long)scores.labelled);
 }
 
-/* Precision, recall and F1 are 0 where they would divide by 0. */
-static double print_scores(const char *name, double hits, double predicted, double given) {
-    double f1 = predicted + given > 0 ? 2 * hits / (predicted + given) : 0;
-    printf("  %-20s precision %.4f, recall %.4f, F1 %.4f (%.0f rows)\n", name, predicted > 0 ? hits / predicted : 0,
-           given > 0 ? hits / given : 0, f1, given);
-    return f1;
+static void report(const run *r, int epoch, const accel_metrics *metrics) {
+    printf("epoch %d: %.2f %% of %lld rows are right in every label\n", epoch, 100 * accel_accuracy(metrics),
+           (long long)accel_metrics_examples(metrics));
+    for (int i = 0; i < r->label_count; i++) print_scores(r->labels[i], accel_class_prf(metrics, i));
+    print_scores("all (micro)", accel_average_prf(metrics, ACCEL_AVERAGE_MICRO));
+    print_scores("all (macro)", accel_average_prf(metrics, ACCEL_AVERAGE_MACRO));
 }
 
-static void report(const run *r, int epoch, const counts *c) {
-    double hits = 0, predicted = 0, given = 0, macro = 0;
-    printf("epoch %d: %.0f of %.0f rows right in every label\n", epoch, c->right_rows, c->rows);
-    for (int i = 0; i < r->label_count; i++) {
-        macro += print_scores(r->labels[i], c->hits[i], c->predicted[i], c->given[i]) / r->label_count;
-        hits += c->hits[i], predicted += c->predicted[i], given += c->given[i];
-    }
-    print_scores("all (micro)", hits, predicted, given);
-    printf("  %-20s F1 %.4f\n", "all (macro)", macro);
-}
-
-static void evaluate(run *r, int epoch) {
-    float logits[EVAL_BATCH_SIZE * ACCEL_MAX_COLUMNS];
-    counts c = {0};
+static void evaluate(run *r, int epoch, accel_metrics *metrics) {
     accel_batch batch;
+    accel_metrics_reset(metrics);
     accel_eval_begin(r->acc);
     while (accel_next(r->eval, &batch)) {
-        if (!accel_read(accel_forward(r->model, &batch).logits, logits, batch.examples * r->label_count)) break;
-        for (int i = 0; i < batch.examples; i++)
-            count_row(&c, logits + i * r->label_count, batch.targets + i * r->label_count, r->label_count);
+        accel_tensor logits = accel_forward(r->model, &batch).logits;
+        accel_metrics_add_multi_label(metrics, logits, batch.targets, batch.examples);
     }
     accel_eval_end(r->acc);
-    if (!accel_failed(r->acc)) report(r, epoch, &c);
+    if (!accel_failed(r->acc)) report(r, epoch, metrics);
 }
 
 static bool train(run *r) {
     accel_optimizer *opt = accel_adamw(r->acc, r->model, &(accel_adam_desc){.lr = (float)r->task.lr});
     int64_t steps = r->task.epochs * accel_steps_per_epoch(r->acc, r->train);
     accel_schedule *lr = accel_linear_schedule_with_warmup(opt, steps / 10, steps);
+    accel_metrics *metrics = accel_metrics_create_multi_label(r->acc, r->label_count);
     accel_prepare(r->acc, r->model, opt, lr, r->train, r->eval);
     for (int epoch = 1; epoch <= (int)r->task.epochs && !accel_failed(r->acc); epoch++) {
         accel_batch batch;
@@ -136,7 +111,7 @@ static bool train(run *r) {
             accel_step(opt);
             accel_schedule_step(lr);
         }
-        evaluate(r, epoch);
+        evaluate(r, epoch, metrics);
     }
     return !accel_failed(r->acc) && (!r->output || accel_save_pretrained(r->model, r->tokenizer, r->output));
 }

@@ -14,11 +14,7 @@ typedef struct run {
     accel_tokenizer *tokenizer;
     accel_model *model;
     accel_loader *train, *eval;
-    int64_t rows;    /* of the evaluation   */
-    double *numbers; /* [COLUMNS, rows]: scores and their ranks */
 } run;
-
-enum { PREDICTED, GIVEN, PREDICTED_RANK, GIVEN_RANK, SORTED, COLUMNS };
 
 static int read_options(int argc, char **argv, run *r) {
     option_spec own[] = {
@@ -54,80 +50,26 @@ static bool make_all(run *r) {
     encode.model = r->model;
     r->train = make_loader(r->acc, r->tokenizer, train, &encode, r->task.batch_size);
     r->eval = make_loader(r->acc, r->tokenizer, eval, &encode, 0);
-    r->rows = accel_table_rows(eval);
-    r->numbers = malloc((size_t)(r->rows * COLUMNS + 1) * sizeof *r->numbers);
-    if (!r->numbers) fprintf(stderr, "out of memory\n");
-    return r->numbers && !accel_failed(r->acc);
+    return !accel_failed(r->acc);
 }
 
-/* NaN where all of x or all of y are equal. */
-static double pearson(const double *x, const double *y, int64_t n) {
-    double mean_x = 0, mean_y = 0, xx = 0, yy = 0, xy = 0;
-    for (int64_t i = 0; i < n; i++) mean_x += x[i] / (double)n, mean_y += y[i] / (double)n;
-    for (int64_t i = 0; i < n; i++) {
-        xx += (x[i] - mean_x) * (x[i] - mean_x);
-        yy += (y[i] - mean_y) * (y[i] - mean_y);
-        xy += (x[i] - mean_x) * (y[i] - mean_y);
-    }
-    return xy / sqrt(xx * yy);
-}
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* How many of the sorted numbers are below a limit, or equal to it where they count as well. */
-static int64_t count_below(const double *sorted, int64_t n, double limit, bool equal_too) {
-    int64_t begin = 0, end = n;
-    while (begin < end) {
-        int64_t middle = (begin + end) / 2;
-        if (sorted[middle] < limit || (equal_too && sorted[middle] == limit)) begin = middle + 1;
-        else end = middle;
-    }
-    return begin;
-}
-
-/* Ranks from 1; equal numbers share the mean of theirs. */
-static void rank(const double *x, int64_t n, double *sorted, double *ranks) {
-    memcpy(sorted, x, (size_t)n * sizeof *x);
-    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
-    for (int64_t i = 0; i < n; i++)
-        ranks[i] = (double)(count_below(sorted, n, x[i], false) + 1 + count_below(sorted, n, x[i], true)) / 2;
-}
-
-static void report(const run *r, int epoch) {
-    int64_t n = r->rows;
-    double *predicted = r->numbers, *given = predicted + GIVEN * n, error = 0;
-    double *predicted_rank = predicted + PREDICTED_RANK * n, *given_rank = predicted + GIVEN_RANK * n;
-    rank(predicted, n, predicted + SORTED * n, predicted_rank);
-    rank(given, n, predicted + SORTED * n, given_rank);
-    for (int64_t i = 0; i < n; i++) error += (predicted[i] - given[i]) * (predicted[i] - given[i]) / (double)n;
-    printf("epoch %d: mean squared error %.4f, Pearson %.4f, Spearman %.4f\n", epoch, error,
-           pearson(predicted, given, n), pearson(predicted_rank, given_rank, n));
-    for (int64_t i = 0; epoch == r->task.epochs && i < n && i < 5; i++)
-        printf("row %lld: given %.3f, predicted %.3f\n", (long long)i + 1, given[i], predicted[i]);
-}
-
-static void evaluate(run *r, int epoch) {
-    float scores[EVAL_BATCH_SIZE];
+static void evaluate(run *r, int epoch, accel_scores *scores) {
     accel_batch batch;
+    accel_scores_reset(scores);
     accel_eval_begin(r->acc);
-    while (accel_next(r->eval, &batch)) {
-        if (!accel_read(accel_forward(r->model, &batch).logits, scores, batch.examples)) break;
-        for (int i = 0; i < batch.examples; i++) {
-            r->numbers[batch.rows[i]] = (double)scores[i];
-            r->numbers[GIVEN * r->rows + batch.rows[i]] = (double)batch.targets[i];
-        }
-    }
+    while (accel_next(r->eval, &batch))
+        accel_scores_add(scores, accel_forward(r->model, &batch).logits, batch.targets, batch.examples);
     accel_eval_end(r->acc);
-    if (!accel_failed(r->acc)) report(r, epoch);
+    if (accel_failed(r->acc)) return;
+    printf("epoch %d: mean squared error %.4f, Pearson %.4f, Spearman %.4f\n", epoch, accel_mean_squared_error(scores),
+           accel_pearson(scores), accel_spearman(scores));
 }
 
 static bool train(run *r) {
     accel_optimizer *opt = accel_adamw(r->acc, r->model, &(accel_adam_desc){.lr = (float)r->task.lr});
     int64_t steps = r->task.epochs * accel_steps_per_epoch(r->acc, r->train);
     accel_schedule *lr = accel_linear_schedule_with_warmup(opt, steps / 10, steps);
+    accel_scores *scores = accel_scores_create(r->acc);
     accel_prepare(r->acc, r->model, opt, lr, r->train, r->eval);
     for (int epoch = 1; epoch <= (int)r->task.epochs && !accel_failed(r->acc); epoch++) {
         accel_batch batch;
@@ -137,7 +79,7 @@ static bool train(run *r) {
             accel_step(opt);
             accel_schedule_step(lr);
         }
-        evaluate(r, epoch);
+        evaluate(r, epoch, scores);
     }
     return !accel_failed(r->acc) && (!r->output || accel_save_pretrained(r->model, r->tokenizer, r->output));
 }
@@ -150,7 +92,6 @@ int main(int argc, char **argv) {
     r.acc = accel_create(&(accel_desc){.seed = (uint64_t)r.task.seed});
     bool good = make_all(&r) && train(&r);
     if (accel_failed(r.acc)) fprintf(stderr, "%s\n", accel_message(r.acc));
-    free(r.numbers);
     accel_destroy(r.acc);
     return good ? 0 : 1;
 }

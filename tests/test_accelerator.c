@@ -190,6 +190,39 @@ TEST(windows_in_a_loop_without_a_loader) {
 }
 
 /* PyTorch's order of the loop: zero_grad after the step. */
+TEST(no_sync_keeps_the_window_open) {
+    toy t = toy_of(1);
+    for (int micro = 1; micro <= 4; micro++) {
+        accel_begin(t.acc);
+        if (micro % 2) accel_no_sync(t.acc);
+        CHECK(accel_sync_gradients(t.acc) == (micro % 2 == 0));
+        accel_backward(t.acc, accel_sum(accel_scale(t.w, (float)micro)));
+        CHECK(accel_step(t.opt) == (micro % 2 == 0));
+    }
+    CHECK_NEAR(accel_item(t.w), -(1.5 + 3.5), 1e-6);
+    CHECK_FINE(t.acc);
+    accel_destroy(t.acc);
+}
+
+/* The divided gradient is limited, not the pooled sum: -(1 + 8) / 2 becomes -4, and 0.5 stays. */
+TEST(clipping_by_value) {
+    toy t = toy_of(2);
+    static const float slopes[2][2] = {{1, 8}, {0.25f, 0.75f}};
+    for (int window = 0; window < 2; window++)
+        for (int micro = 0; micro < 2; micro++) {
+            accel_begin(t.acc);
+            accel_zero_grad(t.opt);
+            accel_backward(t.acc, accel_sum(accel_scale(t.w, slopes[window][micro])));
+            accel_clip_grad_value(t.opt, 4);
+            accel_step(t.opt);
+        }
+    CHECK_NEAR(accel_item(t.w), -(4 + 0.5), 1e-6);
+    CHECK_FINE(t.acc);
+    accel_clip_grad_value(t.opt, 0);
+    CHECK(accel_error(t.acc) == ACCEL_BAD_ARGUMENT);
+    accel_destroy(t.acc);
+}
+
 TEST(zero_grad_after_the_step) {
     toy t = toy_of(2);
     for (int micro = 1; micro <= 4; micro++) {

@@ -114,8 +114,8 @@ labelled="--train $T/ml.tsv --eval $T/ml_eval.tsv --text text,thing"
 run "multilabel" build/multilabel $labelled --labels animal,warmth --epochs 10 --lr 1e-3 --output "$T/multilabel"
 check "multilabel: animals are told" holds "$(value 'animal .*F1') > 0.95"
 check "multilabel: warm ones are told" holds "$(value 'warmth .*F1') > 0.85"
-check "multilabel: both count in the mean" holds "$(value 'macro) *F1') > 0.9"
-check "multilabel: of all 60 rows" contains "$T/stdout" ' of 60 rows right in every label'
+check "multilabel: both count in the mean" holds "$(value 'macro) .*F1') > 0.9"
+check "multilabel: of all 60 rows" contains "$T/stdout" ' of 60 rows are right in every label'
 check "multilabel: names are saved" contains "$T/multilabel/config.json" animal
 run "multilabel from its own folder" build/multilabel --model "$T/multilabel" $labelled --labels animal,warmth --epochs 1
 refused "multilabel: a column that is not 0 or 1" 'ml.tsv, line ' build/multilabel $labelled --labels animal,score

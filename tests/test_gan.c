@@ -141,7 +141,7 @@ TEST(threads_do_not_change_a_bit) {
 }
 
 TEST(every_sample_is_drawn) {
-    char path[] = "/tmp/test_gan_XXXXXX", line[256];
+    char path[] = "/tmp/test_gan_XXXXXX", line[256] = "";
     int file = mkstemp(path), circles = 0;
     float points[SAMPLES * 2] = {0};
     CHECK(file >= 0 && draw_samples(path, points));

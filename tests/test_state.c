@@ -103,6 +103,33 @@ TEST(resuming_anywhere_gives_the_same_bytes_with_any_number_of_threads) {
     accel_destroy(whole.acc);
 }
 
+TEST(a_moving_average_is_right_and_part_of_the_state) {
+    for (int part = 0; part < 2; part++) {
+        accel_t *acc = accel_create(&(accel_desc){.threads = 2});
+        accel_model *model = accel_model_create(acc, "m");
+        accel_tensor w = accel_parameter(model, "w", accel_1d(1));
+        accel_ema *ema = accel_ema_create(acc, model, 0.75f);
+        double expected = 0;
+        for (int step = 1; step <= 4; step++) {
+            float value = (float)(step * step);
+            if (part && step == 3) CHECK(accel_load_state(acc, FOLDER "/average"));
+            accel_write(w, &value, 1);
+            accel_ema_update(ema);
+            expected = 0.75 * expected + 0.25 * value;
+            if (!part && step == 2) CHECK(accel_save_state(acc, FOLDER "/average"));
+        }
+        accel_ema_swap(ema);
+        CHECK_NEAR(accel_item(w), expected, 1e-5); /* a few roundings of numbers up to 16 */
+        accel_ema_update(ema);
+        CHECK_TEXT(accel_message(acc), "accel_ema_swap first");
+        accel_clear(acc);
+        accel_ema_swap(ema);
+        CHECK(accel_item(w) == 16);
+        CHECK(accel_ema_create(acc, model, 1) == NULL && accel_failed(acc));
+        accel_destroy(acc);
+    }
+}
+
 TEST(saving_changes_nothing) {
     toy_run plain, saving;
     toy_open(&plain, 2, 1), toy_open(&saving, 2, 1);

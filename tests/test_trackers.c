@@ -1,5 +1,5 @@
-/* Trackers: what is read back from the files. The reader of event files below knows TFRecord's frames, the CRC and protobuf
-   by itself. */
+/* Trackers: what is read back from the files. The reader of event files below knows TFRecord's frames, the CRC and
+   protobuf by itself. */
 #define ACCEL_IMPLEMENTATION
 #include "accel_io.h"
 #include "test.h"
@@ -48,8 +48,8 @@ TEST(json_lines) {
 /* Every double comes back as it was. */
 TEST(numbers_come_back) {
     const char *path = FOLDER "/numbers.jsonl";
-    static const double numbers[] = {0, 1, -1, 0.1, 1 / 3.0, 1e300, -4.9e-324, 123456789, 0x1.fffffffffffffp+1023, 16777217,
-                                     (double)0.1f, 5e-5};
+    static const double numbers[] = {0, 1, -1, 0.1, 1 / 3.0, 1e300, -4.9e-324, 123456789, 0x1.fffffffffffffp+1023,
+                                     16777217, (double)0.1f, 5e-5};
     accel_t *acc = context();
     accel_tracker *tracker = accel_tracker_open(acc, ACCEL_TRACKER_JSONL, path, NULL);
     uint64_t state = 4;
@@ -296,8 +296,8 @@ static bool read_field(const unsigned char **at, const unsigned char *end, field
 static void read_scalar(event *e, const field *value) {
     const unsigned char *at = value->data, *end = at + value->value;
     field f;
-    while (at < end) {
-        if (!read_field(&at, end, &f)) return (void)(e->good = false);
+    while (at < end && e->good) {
+        e->good = read_field(&at, end, &f);
         if (f.number == 1 && f.type == 2) snprintf(e->tag[e->scalars], 64, "%.*s", (int)f.value, (const char *)f.data);
         else if (f.number == 2 && f.type == 5) memcpy(&e->value[e->scalars], f.data, 4);
         else e->good = false;
@@ -364,7 +364,8 @@ TEST(tensorboard) {
     event e[8];
     CHECK(read_events(path, e, 8) == 5); /* each is there at once */
     CHECK(!strcmp(e[0].version, "brain.Event:2") && e[0].scalars == 0);
-    CHECK(e[1].step == 1 && e[1].scalars == 2 && !strcmp(e[1].tag[0], "train/loss") && !strcmp(e[1].tag[1], "train/lr"));
+    CHECK(e[1].step == 1 && e[1].scalars == 2);
+    CHECK(!strcmp(e[1].tag[0], "train/loss") && !strcmp(e[1].tag[1], "train/lr"));
     CHECK(e[1].value[0] == 0.7f && e[1].value[1] == 2e-5f);
     CHECK(e[2].step == 300 && !strcmp(e[2].tag[0], "eval/\xc3\xa9") && isnan(e[2].value[0]));
     CHECK(e[3].step == -1 && e[3].value[0] == -INFINITY);
@@ -401,9 +402,9 @@ TEST(tensorboard_damaged) {
 
 TEST(tracking_allocates_nothing_after_the_first_records) {
     accel_t *acc = context();
+    static const char *const path[] = {FOLDER "/steady.jsonl", FOLDER "/steady.csv", FOLDER "/steady.d"};
     accel_tracker *tracker[3];
-    for (int k = 0; k < 3; k++)
-        tracker[k] = accel_tracker_open(acc, (accel_tracker_kind)k, k < 2 ? FOLDER "/steady" : FOLDER "/steady.d", NULL);
+    for (int k = 0; k < 3; k++) tracker[k] = accel_tracker_open(acc, (accel_tracker_kind)k, path[k], NULL);
     uint64_t calls = 0;
     for (int step = 0; step < 20; step++) {
         if (step == 2) calls = accel_memory_used(acc).calls;
