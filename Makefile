@@ -152,7 +152,7 @@ demo-pretrained:
 	@echo "Texts: the definitions of nouns in WordNet, by kind"
 	@build/demo_wordnet $(WORDNET)
 	build/finetune --model $(PRETRAINED) --train $(WORDNET)/train.tsv --eval $(WORDNET)/test.tsv \
-	    --text definition --label class --output $(WORDNET)/model --epochs 2 --batch-size 16 --lr 1e-4 --seed 1
+	    --text definition --label class --output $(WORDNET)/model --epochs 1 --batch-size 16 --lr 2e-4 --seed 1
 	build/predict --model $(WORDNET)/model --text definition $(WORDNET)/test.tsv > $(WORDNET)/predictions.tsv
 	@build/demo_report $(WORDNET)/test.tsv $(WORDNET)/predictions.tsv
 	@echo

@@ -73,8 +73,8 @@ static bool make_all(run *r) {
 }
 
 static void print_scores(const char *name, accel_prf scores) {
-    printf("  %-20s precision %.4f, recall %.4f, F1 %.4f (%lld rows)\n", name, scores.precision, scores.recall, scores.f1,
-           (long long)scores.labelled);
+    printf("  %-20s precision %.4f, recall %.4f, F1 %.4f (%lld rows)\n", name, scores.precision, scores.recall,
+           scores.f1, (long long)scores.labelled);
 }
 
 static void report(const run *r, int epoch, const accel_metrics *metrics) {

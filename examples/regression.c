@@ -1,5 +1,6 @@
 /* Learns scores of texts or pairs of texts (STS-B's similarity of two sentences, 0 to 5) and reports how well predicted
-   and given scores correlate. Without --model, a small encoder is trained from scratch. --lr is 5e-5 with --model, else 5e-4.
+   and given scores correlate. Without --model, a small encoder is trained from scratch. --lr is 5e-5 with --model, else
+   5e-4.
 
        regression --model DIR --train train.tsv --eval dev.tsv --text sentence1,sentence2 --score score --output OUT
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The short example programs from the outside, on tiny generated data: what each must show, and how it refuses bad input.
-# Runs from the repository's root; everything it writes lies under build/tmp/examples.
+# The short example programs from the outside, on tiny generated data: what each must show, and how it refuses bad
+# input. Runs from the repository's root; everything it writes lies under build/tmp/examples.
 T=build/tmp/examples
 rm -rf "$T"
 mkdir -p "$T"
@@ -50,7 +50,7 @@ first() { sed -n "s/.*$1 \(-\{0,1\}[0-9][0-9.]*\).*/\1/p" "$T/stdout" | head -n 
 # holds EXPRESSION: awk finds it true, and no number in it is missing.
 holds() { awk "BEGIN { exit !($1) }" 2> /dev/null; }
 
-# ---- data: each text has four remarks, good or bad; the score is how many are good; "animal" says whether one is named ----
+# ---- data: each text has four remarks, good or bad; the score counts the good ones; animal: whether one is named ----
 
 rows() { # rows FIRST LAST
     awk -v a="$1" -v b="$2" '
@@ -65,7 +65,8 @@ rows() { # rows FIRST LAST
                     text = text f[next_number(6) + 1] " " w[(good ? 0 : 4) + next_number(4) + 1] " "
                 }
                 thing = next_number(6)
-                if (i >= a) printf "%s\t%s\t%s\t%d\t%s\n", text, t[thing + 1], score, thing < 3, (score > 1 ? "glad" : "sad")
+                if (i < a) continue
+                printf "%s\t%s\t%s\t%d\t%s\n", text, t[thing + 1], score, thing < 3, (score > 1 ? "glad" : "sad")
             }
         }'
 }
@@ -107,7 +108,9 @@ refused "regression: no such folder" 'no such folder' build/regression --model "
 
 # ---- multilabel ----
 
-with_warmth() { awk -F '\t' -v OFS='\t' 'NR == 1 { print $0, "warmth"; next } { print $0, (index($1, "warm") > 0) }' "$1"; }
+with_warmth() {
+    awk -F '\t' -v OFS='\t' '{ print $0, NR == 1 ? "warmth" : (index($1, "warm") > 0) }' "$1"
+}
 with_warmth "$T/train.tsv" > "$T/ml.tsv"
 with_warmth "$T/eval.tsv" > "$T/ml_eval.tsv"
 labelled="--train $T/ml.tsv --eval $T/ml_eval.tsv --text text,thing"
@@ -117,7 +120,8 @@ check "multilabel: warm ones are told" holds "$(value 'warmth .*F1') > 0.85"
 check "multilabel: both count in the mean" holds "$(value 'macro) .*F1') > 0.9"
 check "multilabel: of all 60 rows" contains "$T/stdout" ' of 60 rows are right in every label'
 check "multilabel: names are saved" contains "$T/multilabel/config.json" animal
-run "multilabel from its own folder" build/multilabel --model "$T/multilabel" $labelled --labels animal,warmth --epochs 1
+run "multilabel from its own folder" \
+    build/multilabel --model "$T/multilabel" $labelled --labels animal,warmth --epochs 1
 refused "multilabel: a column that is not 0 or 1" 'ml.tsv, line ' build/multilabel $labelled --labels animal,score
 refused "multilabel: no labels" '--labels names no column' build/multilabel $labelled --labels ,
 refused "multilabel: too many labels" 'more than 16 columns' \
@@ -155,7 +159,8 @@ run "predict takes the student" build/predict --model "$T/student" --text text "
 cut -f 1 "$T/stdout" | tail -n +2 > "$T/said"
 tail -n +2 "$T/eval.tsv" | cut -f 5 | paste "$T/said" - | awk '$1 == $2 { n++ } END { print "right", n }' > "$T/stdout"
 check "and it is as right" holds "$(value right) > 54"
-run "distill with false labels alone" $distill --train "$T/wrong.tsv" --eval "$T/eval.tsv" --alpha 0 --epochs 6 --lr 1e-3
+run "distill with false labels alone" \
+    $distill --train "$T/wrong.tsv" --eval "$T/eval.tsv" --alpha 0 --epochs 6 --lr 1e-3
 check "they teach nothing" holds "$(value "student's accuracy") < 0.8"
 run "distill with both" $distill $data --alpha 0.5 --temperature 4 --layers 2 --epochs 1
 check "distill: --layers" contains "$T/stdout" 'student: 2 layers'
@@ -178,8 +183,8 @@ sentences() { # sentences SEED COUNT
 }
 sentences 3 400 > "$T/text.txt"
 sentences 4 60 > "$T/held_out.txt"
-run "mlm" build/mlm --train "$T/text.txt" --eval "$T/held_out.txt" --fill "the old dog [MASK] all day" --vocab-size 120 \
-    --dim 64 --layers 1 --max-length 16 --epochs 20 --lr 3e-3 --output "$T/mlm"
+run "mlm" build/mlm --train "$T/text.txt" --eval "$T/held_out.txt" --fill "the old dog [MASK] all day" \
+    --vocab-size 120 --dim 64 --layers 1 --max-length 16 --epochs 20 --lr 3e-3 --output "$T/mlm"
 check "mlm: perplexity falls" holds "$(value perplexity) < 3 && $(first perplexity) > 10"
 check "mlm: the blank is filled" contains "$T/stdout" '[MASK]: barks 0.'
 for file in config.json model.safetensors vocab.txt tokenizer_config.json; do
@@ -187,7 +192,8 @@ for file in config.json model.safetensors vocab.txt tokenizer_config.json; do
 done
 check "mlm: no classifier is written" sh -c "! grep -qa classifier.weight $T/mlm/model.safetensors"
 check "mlm: the output layer is" grep -qa vocab_projector.bias "$T/mlm/model.safetensors"
-run "finetune starts from it, with any number of labels" build/finetune --model "$T/mlm" $data --text text --label thing --epochs 1
+run "finetune starts from it, with any number of labels" \
+    build/finetune --model "$T/mlm" $data --text text --label thing --epochs 1
 refused "mlm: no blank" 'there is no [MASK]' \
     build/mlm --train "$T/text.txt" --fill "the old dog" --vocab-size 120 --dim 16 --epochs 1 --output "$T/out"
 refused "mlm: no text" '--train is missing' build/mlm

@@ -5,6 +5,8 @@
 #include "test.h"
 #include "helpers.h"
 #include "files.h"
+#include <signal.h>
+#include <sys/resource.h>
 
 #define FOLDER "build/tmp/trackers"
 
@@ -227,6 +229,28 @@ TEST(places_that_cannot_be_written) {
     accel_destroy(acc);
 }
 
+/* A disk that is full in mid-record: once there is room, the record's rest is written, and nothing twice. */
+TEST(records_go_on_after_a_full_disk) {
+    const char *path = FOLDER "/full.jsonl";
+    accel_t *acc = context();
+    accel_tracker *tracker = accel_tracker_open(acc, ACCEL_TRACKER_JSONL, path, NULL);
+    struct rlimit before, small;
+    getrlimit(RLIMIT_FSIZE, &before);
+    small = before, small.rlim_cur = 30;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &small);
+    bool first = accel_track(tracker, 1, "x", 1), second = accel_track(tracker, 2, "x", 2);
+    setrlimit(RLIMIT_FSIZE, &before);
+    signal(SIGXFSZ, handler);
+    CHECK(first && !second);
+    CHECK_ERROR(acc, ACCEL_BAD_FILE, "full.jsonl cannot be written");
+    CHECK(file_is(path, "{\"step\": 1, \"x\": 1}\n{\"step\": "));
+    CHECK(accel_track(tracker, 3, "x", 3));
+    CHECK(file_is(path, "{\"step\": 1, \"x\": 1}\n{\"step\": 2, \"x\": 2}\n{\"step\": 3, \"x\": 3}\n"));
+    CHECK_FINE(acc);
+    accel_destroy(acc);
+}
+
 /* ---- TensorBoard ---- */
 
 typedef struct event {
@@ -423,8 +447,11 @@ static void *short_of_memory(void *user, void *pointer, size_t bytes) {
     return --allowed < 0 ? NULL : realloc(pointer, bytes);
 }
 
-/* After a refused allocation the program may go on, and the file has whole records only. */
+/* After a refused allocation the program may go on, and the file has whole records only. The long name makes the buffer
+   grow in the middle of a record. */
+#define LONG "a_name_that_is_longer_than_the_first_piece_of_memory_that_a_tracker_asks_for_its_record"
 TEST(trackers_short_of_memory) {
+    static const char *const names[] = {"loss", LONG};
     for (int kind = ACCEL_TRACKER_JSONL; kind <= ACCEL_TRACKER_TENSORBOARD; kind++) {
         bool good = false;
         for (int limit = 0; limit < 100 && !good; limit++) {
@@ -435,16 +462,20 @@ TEST(trackers_short_of_memory) {
                 (accel_desc){.threads = 1, .allocator = {.reallocate = short_of_memory, .user = NULL}}, NULL);
             allowed = limit;
             accel_tracker *tracker = accel_tracker_open(acc, (accel_tracker_kind)kind, path, NULL);
-            good = accel_track_all(tracker, 1, 2, pair, (double[]){1, 2});
+            good = accel_track_all(tracker, 1, 2, names, (double[]){1, 2});
             CHECK(good == !accel_failed(acc));
             if (!good) CHECK_ERROR(acc, ACCEL_OUT_OF_MEMORY, "out of memory");
             allowed = 1000;
             char file[4096];
             snprintf(file, sizeof file, "%s", accel_tracker_path(tracker));
-            if (tracker) CHECK(accel_track_all(tracker, 2, 2, pair, (double[]){3, 4}));
+            if (tracker) CHECK(accel_track_all(tracker, 2, 2, names, (double[]){3, 4}));
             event e[8];
             if (tracker && kind == ACCEL_TRACKER_CSV)
-                CHECK(file_is(file, good ? "step,loss,lr\n1,1,2\n2,3,4\n" : "step,loss,lr\n2,3,4\n"));
+                CHECK(file_is(file, good ? "step,loss," LONG "\n1,1,2\n2,3,4\n" : "step,loss," LONG "\n2,3,4\n"));
+            if (tracker && kind == ACCEL_TRACKER_JSONL)
+                CHECK(file_is(file, good ? "{\"step\": 1, \"loss\": 1, \"" LONG "\": 2}\n"
+                                           "{\"step\": 2, \"loss\": 3, \"" LONG "\": 4}\n"
+                                         : "{\"step\": 2, \"loss\": 3, \"" LONG "\": 4}\n"));
             if (tracker && kind == ACCEL_TRACKER_TENSORBOARD) CHECK(read_events(file, e, 8) == 2 + good);
             accel_destroy(acc);
         }
