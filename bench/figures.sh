@@ -25,21 +25,21 @@ draw() {
 draw pytorch 420 <<'PLOT'
 set title 'DistilBERT training on the same CPU: samples per second'
 set style data histogram; set style histogram clustered gap 1
-set yrange [0:*]; set key top left; set xtics rotate by -20
+set yrange [0:*]; set key top left; set xtics rotate by 15 right
 plot data index 0 using 2:xtic(1) title 'accel.h' lc rgb blue, '' index 0 using 4 title 'PyTorch' lc rgb grey, \
      '' index 0 using ($0-0.2):2:(sprintf('%.1fx', $6)) with labels offset 0,0.7 notitle
 PLOT
 
 draw step 520 <<'PLOT'
 set title 'Where the time of a training step goes'
-set ylabel '% of the step'; set yrange [0:*]; set xtics rotate by -40; unset key
+set ylabel '% of the step'; set yrange [0:*]; set xtics rotate by 40 right; unset key
 plot data using 0:3:xtic(1) with boxes lc rgb blue
 PLOT
 
 draw gemm 520 <<'PLOT'
 set title 'Matrix products of DistilBERT-base: share of the processor''s limit'
-set ylabel '%'; set yrange [0:105]; set style data histogram; set style histogram clustered gap 1
-set xtics rotate by -60 font ',8'; set key bottom right box opaque
+set ylabel '%'; set yrange [0:115]; set style data histogram; set style histogram clustered gap 1
+set xtics rotate by 60 right font ',8'; set key top right
 plot data using 4:xtic(sprintf('%s, %d', strcol(1), $2)) title 'fp32' lc rgb blue, '' using 6 title 'bf16' lc rgb orange
 PLOT
 
@@ -53,7 +53,7 @@ PLOT
 draw length 420 <<'PLOT'
 set title 'Cost of a token in a training step'
 set xlabel 'tokens of a text'; set ylabel 'microseconds per token'; set logscale xy; set key top right
-set xtics (8,16,32,64,128,256,512)
+set xrange [8:512]; set xtics (8,16,32,64,128,256,512)
 plot for [i=0:3] data index i using 1:5 with linespoints pt 7 title sprintf('batch %d', 4**i)
 PLOT
 
