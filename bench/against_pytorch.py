@@ -31,12 +31,14 @@ def arguments():
     parser.add_argument("--sst2", help="train.tsv of SST-2")
     parser.add_argument("--rounds", type=int, default=3, help="turns of both sides (default 3)")
     parser.add_argument("--steps", type=int, default=20, help="timed steps of each turn (default 20)")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before (default 2)")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before, at least 1 (default 2)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--precision", default="fp32,bf16", help="comma-separated (default fp32,bf16)")
     parser.add_argument("--work", default="mrpc,sst2,full,tokenizer", help="comma-separated (default: all)")
     parser.add_argument("--core", help="OPENBLAS_CORETYPE for accel.h's side, such as Haswell")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.warmup = max(args.warmup, 1)  # the first step is never timed
+    return args
 
 
 def workloads(args):

@@ -358,7 +358,7 @@ static bool measure(bench_options *o, bool brief) {
     double began = bench_now();
     if (!bench_open(&training, o) || !bench_step(&training)) return false;
     double start = bench_now() - began;
-    if (o->warmup > 0) o->warmup--; /* the one just done */
+    if (o->warmup > 0) o->warmup--; /* the one just done; it is never timed */
     if (!brief) printf("# start to first step done: %.2f s\n", start);
     if (!brief) return measure_phases(o, limit);
     bench_result result;
