@@ -7,6 +7,7 @@
 #include "files.h"
 #include <signal.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #define FOLDER "build/tmp/trackers"
 
