@@ -230,8 +230,9 @@ typedef struct accel_encoder_config {
     float initializer_range;                           /* 0.02  */
 } accel_encoder_config;
 
-/* What accel_forward gives. Where accel_output_hidden_states asked for them, hidden[0] is the embeddings' output, hidden[layers] the last layer's; all packed
-   [tokens, dim] and valid until the scope ends. In evaluation only hidden[layers] exists, the others are null tensors.
+/* What accel_forward gives. Where accel_output_hidden_states asked for them, hidden[0] is the embeddings' output,
+   hidden[layers] the last layer's; all packed [tokens, dim] and valid until the scope ends. In evaluation only
+   hidden[layers] exists, the others are null tensors.
  */
 typedef struct accel_output {
     accel_tensor loss;   /* scalar; null where the batch has no labels */
@@ -560,8 +561,8 @@ ACCEL_API int accel_encoder_reset(accel_model *model, const char *match);
 ACCEL_API const accel_encoder_config *accel_encoder_config_of(const accel_model *model);
 /* Overrides the dropout of an encoder: hidden states, attention and classifier alike. */
 ACCEL_API void accel_set_dropout(accel_model *model, float p);
-/* Whether accel_forward gives the hidden states (Transformers' output_hidden_states). Default: no; then the last layer computes
-   only what the head needs, the first token of each sequence, with the same results. */
+/* Whether accel_forward gives the hidden states (Transformers' output_hidden_states). Default: no; then the last layer
+   computes only what the head needs, the first token of each sequence, with the same results. */
 ACCEL_API void accel_output_hidden_states(accel_model *model, bool on);
 /* Label smoothing and class weights of a single-label encoder's loss. */
 ACCEL_API void accel_set_loss(accel_model *model, const accel_cross_entropy_desc *desc);
@@ -596,8 +597,8 @@ ACCEL_API void accel_set_lr(accel_optimizer *opt, float lr);
 
 /* ---- averaged weights ---- */
 
-/* A moving average of a model's parameters: average = decay average + (1 - decay) parameter with each accel_ema_update, which is called
-   after accel_step (decay 0: 0.999). It begins as a copy, and is part of the saved state. */
+/* A moving average of a model's parameters: average = decay average + (1 - decay) parameter with each accel_ema_update,
+   which is called after accel_step (decay 0: 0.999). It begins as a copy, and is part of the saved state. */
 ACCEL_API accel_ema *accel_ema_create(accel_t *acc, accel_model *model, float decay);
 ACCEL_API void accel_ema_update(accel_ema *ema);
 /* Exchanges the model's parameters and the average: once before evaluating or saving, once more to train on. */
@@ -642,11 +643,13 @@ ACCEL_API accel_tensor accel_unpack(accel_tensor packed, const accel_batch *batc
 ACCEL_API bool accel__prepare(accel_t *acc, ...);
 /* Adds the gradients of a scalar to every parameter and leaf it depends on. Several calls add up. */
 ACCEL_API void accel_backward(accel_t *acc, accel_tensor loss);
-/* Sets this micro-batch's weight in the pooled gradient instead of its first loss's divisor; before its first backward. */
+/* Sets this micro-batch's weight in the pooled gradient instead of its first loss's divisor; before its first backward.
+ */
 ACCEL_API void accel_set_weight(accel_t *acc, double weight);
 /* Micro-batches per optimizer step, from the next window on (n >= 1). */
 ACCEL_API void accel_set_accumulate(accel_t *acc, int n);
-/* Keeps this micro-batch from ending its window, whatever accumulate says, unless it is the epoch's last (Accelerate's no_sync). */
+/* Keeps this micro-batch from ending its window, whatever accumulate says, unless it is the epoch's last (Accelerate's
+   no_sync). */
 ACCEL_API void accel_no_sync(accel_t *acc);
 /* Whether this micro-batch ends its window, so that accel_step will step (Accelerate's sync_gradients). */
 ACCEL_API bool accel_sync_gradients(const accel_t *acc);
@@ -6422,7 +6425,8 @@ ACCEL_API float accel_clip_grad_norm(accel_optimizer *opt, float max_norm) {
 
 ACCEL_API void accel_clip_grad_value(accel_optimizer *opt, float max_value) {
     accel_t *acc = opt ? opt->object.acc : NULL;
-    if (accel_failed(acc) || !accel__check_number(acc, "accel_clip_grad_value", "max_value", max_value, FLT_MIN, FLT_MAX) ||
+    if (accel_failed(acc) ||
+        !accel__check_number(acc, "accel_clip_grad_value", "max_value", max_value, FLT_MIN, FLT_MAX) ||
         accel__mid_window(opt))
         return;
     float stored = max_value / accel__window_scale(&opt->window);
@@ -6430,7 +6434,8 @@ ACCEL_API void accel_clip_grad_value(accel_optimizer *opt, float max_value) {
         accel__param *param = opt->params[i];
         if (!accel__param_steps(param)) continue;
         if (param->gradient_state == ACCEL__ROWS) accel__rows_to_dense(acc, param);
-        accel_map args = {ACCEL_MAP_CLAMP, param->slot->count, stored, param->gradient, NULL, NULL, param->gradient, false};
+        accel_map args = {
+            ACCEL_MAP_CLAMP, param->slot->count, stored, param->gradient, NULL, NULL, param->gradient, false};
         acc->backend->map(acc, &args);
     }
     opt->window.norm = -1;
@@ -6498,7 +6503,8 @@ static void accel__ema_destroy(accel__object *object) {
 ACCEL_API accel_ema *accel_ema_create(accel_t *acc, accel_model *model, float decay) {
     if (accel_failed(acc)) return NULL;
     if (!model || model->object.acc != acc || !(decay >= 0 && decay < 1)) {
-        accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_ema_create: a model of this context and a decay from 0 to below 1 are needed");
+        accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                    "accel_ema_create: a model of this context and a decay from 0 to below 1 are needed");
         return NULL;
     }
     accel_ema *ema = (accel_ema *)accel__object_create(acc, ACCEL__EMA, sizeof *ema, accel__ema_destroy);
@@ -6527,7 +6533,8 @@ ACCEL_API void accel_ema_update(accel_ema *ema) {
     }
     for (int i = 0; i < ema->count; i++) {
         accel__slot *slot = ema->model->params[i]->slot;
-        accel_map decay = {ACCEL_MAP_SCALE, slot->count, ema->decay, ema->average[i], NULL, NULL, ema->average[i], false};
+        accel_map decay = {ACCEL_MAP_SCALE, slot->count, ema->decay, ema->average[i], NULL, NULL,
+                           ema->average[i], false};
         acc->backend->map(acc, &decay);
         accel__add_scaled(acc, ema->average[i], accel__data(slot), slot->count, 1 - ema->decay, true);
     }
@@ -7137,7 +7144,8 @@ ACCEL_API void accel_set_weight(accel_t *acc, double weight) {
         return;
     }
     if (acc->micro.had_backward) {
-        accel__fail(acc, ACCEL_BAD_STATE, "accel_set_weight: this micro-batch's gradient has its weight already: set it before");
+        accel__fail(acc, ACCEL_BAD_STATE,
+                    "accel_set_weight: this micro-batch's gradient has its weight already: set it before");
         return;
     }
     acc->micro.weight = weight;

@@ -100,40 +100,40 @@ typedef enum accel_stop { ACCEL_FINISHED, ACCEL_NO_IMPROVEMENT, ACCEL_BY_CALLBAC
 
 /* Where a run stands: given to callbacks, and what accel_train leaves. */
 typedef struct accel_progress {
-    int64_t epoch, step, steps;         /* present epoch from 1, optimizer steps taken and planned                     */
-    double loss, lr, grad_norm;         /* of the last step: mean over its labels, rate used, norm before clipping     */
-    double eval_loss, eval_accuracy, eval_f1, eval_matthews; /* of the last evaluation; NaN before there was one       */
-    double best_score;                  /* of the metric that decides; NaN before there was one                        */
-    int64_t best_step;                  /* 0: none                                                                     */
+    int64_t epoch, step, steps; /* present epoch from 1, optimizer steps taken and planned                     */
+    double loss, lr, grad_norm; /* of the last step: mean over its labels, rate used, norm before clipping     */
+    double eval_loss, eval_accuracy, eval_f1, eval_matthews; /* of the last evaluation; NaN before there was one */
+    double best_score; /* of the metric that decides; NaN before there was one                        */
+    int64_t best_step; /* 0: none                                                                     */
     accel_stop stopped;
 } accel_progress;
 
 typedef struct accel_train_desc {
-    accel_model *model;                 /* an encoder                                                                  */
+    accel_model *model; /* an encoder                                                                  */
     accel_optimizer *optimizer;
-    accel_schedule *schedule;           /* may be NULL                                                                 */
-    accel_loader *train, *evaluation;   /* evaluation: a loader with .evaluation, or NULL                              */
-    int64_t epochs, max_steps;          /* 0: 3 epochs; 0: as many steps as the epochs have                            */
-    float max_grad_norm;                /* 0: no clipping                                                              */
-    accel_strategy evaluate, save;      /* default: after each epoch                                                   */
-    int64_t evaluate_steps, save_steps; /* for ACCEL_EACH_STEPS; 0: 500                                                */
-    const char *output;                 /* folder of the states step-N; NULL: nothing is saved                         */
-    int save_total_limit;               /* states to keep, the best one apart; 0: all                                  */
-    bool resume;                        /* go on from the newest usable state in output, if there is one               */
-    const char *metric;                 /* "loss" (default), "accuracy", "f1" or "matthews": decides what is best      */
-    int patience;                       /* evaluations in a row without improvement before it stops; 0: it never does  */
+    accel_schedule *schedule;         /* may be NULL                                                                 */
+    accel_loader *train, *evaluation; /* evaluation: a loader with .evaluation, or NULL                              */
+    int64_t epochs, max_steps;        /* 0: 3 epochs; 0: as many steps as the epochs have                            */
+    float max_grad_norm;              /* 0: no clipping                                                              */
+    accel_strategy evaluate, save;    /* default: after each epoch                                                   */
+    int64_t evaluate_steps, save_steps; /* for ACCEL_EACH_STEPS; 0: 500 */
+    const char *output;   /* folder of the states step-N; NULL: nothing is saved                         */
+    int save_total_limit; /* states to keep, the best one apart; 0: all                                  */
+    bool resume;          /* go on from the newest usable state in output, if there is one               */
+    const char *metric;   /* "loss" (default), "accuracy", "f1" or "matthews": decides what is best      */
+    int patience;         /* evaluations in a row without improvement before it stops; 0: it never does  */
     float min_improvement;
-    bool load_best;                     /* the best evaluation's parameters are in the model at the end                */
-    bool ignore_signals;                /* else SIGINT and SIGTERM end the run after the step: its state is saved      */
-    bool (*on_step)(void *user, const accel_progress *progress);     /* false ends the run                             */
+    bool load_best;      /* the best evaluation's parameters are in the model at the end                */
+    bool ignore_signals; /* else SIGINT and SIGTERM end the run after the step: its state is saved      */
+    bool (*on_step)(void *user, const accel_progress *progress); /* false ends the run                             */
     bool (*on_evaluate)(void *user, const accel_progress *progress);
     bool (*on_save)(void *user, const accel_progress *progress, const char *folder);
     void *user;
 } accel_train_desc;
 
 /* JSON lines: {"step": 3, "loss": 0.5} for each call. CSV: a row for each call below one header, an empty cell where it
-   has no value. TensorBoard: an event file of scalars (float32), for which the path is the run's folder. A value that is
-   not finite is null in JSON, an empty cell in CSV, and itself in TensorBoard. */
+   has no value. TensorBoard: an event file of scalars (float32), for which the path is the run's folder. A value that
+   is not finite is null in JSON, an empty cell in CSV, and itself in TensorBoard. */
 typedef enum accel_tracker_kind {
     ACCEL_TRACKER_JSONL,
     ACCEL_TRACKER_CSV,
@@ -240,29 +240,30 @@ ACCEL_API accel_data *accel_encode_table(const accel_tokenizer *tokenizer, const
 
 /* ---- saved state: everything that a run needs to go on as if it had never stopped ---- */
 
-/* Has memory of the program's own saved and restored with the state, under a name that is unique in the context. It is copied
-   when accel_save_state and accel_load_state run, and must stay valid as long as the context. */
+/* Has memory of the program's own saved and restored with the state, under a name that is unique in the context. It is
+   copied when accel_save_state and accel_load_state run, and must stay valid as long as the context. */
 ACCEL_API bool accel_register_state(accel_t *acc, const char *name, void *memory, size_t bytes);
-/* Writes the state of every object of the context into folder/state.safetensors: parameters, optimizers (moments, steps,
-   rates), loaders (epoch, position), the accumulation window with its gradients, the seed, and registered memory. The folder
-   is written aside, synced and renamed, so that it is there as a whole or not at all; one of the same name is replaced.
-   Call it between micro-batches: after accel_step or at the end of an epoch. */
+/* Writes the state of every object of the context into folder/state.safetensors: parameters, optimizers (moments,
+   steps, rates), loaders (epoch, position), the accumulation window with its gradients, the seed, and registered
+   memory. The folder is written aside, synced and renamed, so that it is there as a whole or not at all; one of the
+   same name is replaced. Call it between micro-batches: after accel_step or at the end of an epoch. */
 ACCEL_API bool accel_save_state(accel_t *acc, const char *folder);
-/* Restores it into a context with the same objects, made in the same order. The number of threads may differ: the run goes on with
-   the same bits. A checksum guards against damage; anything missing or of another shape is an error naming it. */
+/* Restores it into a context with the same objects, made in the same order. The number of threads may differ: the run
+   goes on with the same bits. A checksum guards against damage; anything missing or of another shape is an error naming
+   it. */
 ACCEL_API bool accel_load_state(accel_t *acc, const char *folder);
-/* The newest usable state among the folders step-N of `parent`: its path in `path`, N as the result; damaged ones are passed
-   over with a notice. -1 where there is none. */
+/* The newest usable state among the folders step-N of `parent`: its path in `path`, N as the result; damaged ones are
+   passed over with a notice. -1 where there is none. */
 ACCEL_API int64_t accel_find_state(accel_t *acc, const char *parent, char *path, size_t size);
-/* Deletes the oldest folders step-N of `parent` until `limit` are left. Never deletes step-`best` (-1: none), nor the newest
-   usable one. */
+/* Deletes the oldest folders step-N of `parent` until `limit` are left. Never deletes step-`best` (-1: none), nor the
+   newest usable one. */
 ACCEL_API bool accel_limit_states(accel_t *acc, const char *parent, int limit, int64_t best);
 
 /* ---- the trainer: the loop for those who want none ---- */
 
-/* Prepares everything, trains, evaluates, saves and resumes as the description says; the bytes are those of the same loop written by
-   hand. Early-stopping counters and the best score are part of the state. False on error; progress (may be NULL) gets where the run
-   ended. While it runs, SIGINT and SIGTERM are handled by it. */
+/* Prepares everything, trains, evaluates, saves and resumes as the description says; the bytes are those of the same
+   loop written by hand. Early-stopping counters and the best score are part of the state. False on error; progress (may
+   be NULL) gets where the run ended. While it runs, SIGINT and SIGTERM are handled by it. */
 ACCEL_API bool accel_train(accel_t *acc, const accel_train_desc *desc, accel_progress *progress);
 
 /* ---- trackers ---- */
@@ -4421,8 +4422,8 @@ ACCEL_API accel_data *accel_encode_table(const accel_tokenizer *tokenizer, const
 }
 
 /* ================================================ >>io-state ======================================================
-   One safetensors file: floats as they are, counters as int64. Objects are told apart by their kind and the order in which
-   they were made. */
+   One safetensors file: floats as they are, counters as int64. Objects are told apart by their kind and the order in
+   which they were made. */
 
 typedef struct accel__registered {
     accel__object object;
@@ -4446,7 +4447,8 @@ static accel__object *accel__object_next(accel_t *acc, accel__kind kind, const a
 ACCEL_API bool accel_register_state(accel_t *acc, const char *name, void *memory, size_t bytes) {
     if (accel_failed(acc)) return false;
     if (!name || !*name || !memory || !bytes || bytes > INT32_MAX)
-        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_register_state: a name and 1 to 2^31 bytes of memory are needed");
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT,
+                           "accel_register_state: a name and 1 to 2^31 bytes of memory are needed");
     for (accel__object *o = accel__object_next(acc, ACCEL__REGISTERED, NULL); o;
          o = accel__object_next(acc, ACCEL__REGISTERED, o))
         if (!strcmp(((accel__registered *)(void *)o)->name, name))
@@ -4503,10 +4505,12 @@ static int accel__state_find(accel__state *s, const char *name, int64_t elements
     int index = accel_safetensors_find(s->file, name);
     accel_shape shape = index < 0 ? accel_0d() : accel_safetensors_shape(s->file, index);
     if (index >= 0 && accel__shape_count(shape) == elements) return index;
-    if (index < 0) accel__fail(s->acc, ACCEL_BAD_FILE, "%s: the state has no %s; was it saved by the same program?", s->file->path, name);
+    if (index < 0)
+        accel__fail(s->acc, ACCEL_BAD_FILE, "%s: the state has no %s; was it saved by the same program?", s->file->path,
+                    name);
     else
-        accel__fail(s->acc, ACCEL_BAD_FILE, "%s: %s has the shape %s in the state, %lld elements are expected", s->file->path, name,
-                    accel__shape_text(shape).text, (long long)elements);
+        accel__fail(s->acc, ACCEL_BAD_FILE, "%s: %s has the shape %s in the state, %lld elements are expected",
+                    s->file->path, name, accel__shape_text(shape).text, (long long)elements);
     return -1;
 }
 
@@ -4587,7 +4591,9 @@ static bool accel__state_context(accel__state *s) {
                    acc->next_accumulate};
     if (!accel__state_counters(s, "context", c, ACCEL__COUNT(c))) return false;
     if (!s->file) return true;
-    if (c[0] != 1) return accel__fail(acc, ACCEL_BAD_FILE, "%s: unknown version %lld of the state", s->file->path, (long long)c[0]);
+    if (c[0] != 1)
+        return accel__fail(acc, ACCEL_BAD_FILE, "%s: unknown version %lld of the state", s->file->path,
+                           (long long)c[0]);
     accel__scope_end(acc, ACCEL__TRAINING);
     acc->desc.seed = (uint64_t)c[1];
     acc->steps = c[2];
@@ -4656,7 +4662,8 @@ static bool accel__state_window(accel__state *s, accel__window *window, const ch
 static bool accel__state_optimizer(accel__state *s, accel_optimizer *opt, int index) {
     char name[64];
     snprintf(name, sizeof name, "optimizer%d", index);
-    int64_t c[] = {opt->steps, opt->skipped, opt->skipped_in_row, accel__bits_of((double)opt->base_lr), accel__bits_of(opt->factor)};
+    int64_t c[] = {opt->steps, opt->skipped, opt->skipped_in_row, accel__bits_of((double)opt->base_lr),
+                   accel__bits_of(opt->factor)};
     if (!accel__state_counters(s, name, c, ACCEL__COUNT(c))) return false;
     opt->steps = c[0];
     opt->skipped = c[1];
@@ -4683,10 +4690,11 @@ static bool accel__state_loader(accel__state *s, accel_loader *loader, int index
     if (!accel__state_counters(s, name, c, ACCEL__COUNT(c))) return false;
     if (!s->file) return true;
     if (c[2] != accel_data_rows(loader->data))
-        return accel__fail(s->acc, ACCEL_BAD_FILE, "%s: loader %d had %lld rows, now it has %lld", s->file->path, index, (long long)c[2],
-                           (long long)accel_data_rows(loader->data));
+        return accel__fail(s->acc, ACCEL_BAD_FILE, "%s: loader %d had %lld rows, now it has %lld", s->file->path, index,
+                           (long long)c[2], (long long)accel_data_rows(loader->data));
     if (c[0] < 0 || c[1] < 0 || c[1] > accel_loader_length(loader))
-        return accel__fail(s->acc, ACCEL_BAD_FILE, "%s: loader %d cannot be at batch %lld", s->file->path, index, (long long)c[1]);
+        return accel__fail(s->acc, ACCEL_BAD_FILE, "%s: loader %d cannot be at batch %lld", s->file->path, index,
+                           (long long)c[1]);
     loader->epoch = c[0];
     loader->cursor = c[1];
     accel__loader_order(loader);
@@ -4736,7 +4744,8 @@ static bool accel__state_walk(accel__state *s) {
     if (!accel__state_context(s)) return false;
     for (int k = 0; k < ACCEL__COUNT(kinds); k++) {
         int index = 0;
-        for (accel__object *o = accel__object_next(s->acc, kinds[k], NULL); o; o = accel__object_next(s->acc, kinds[k], o))
+        for (accel__object *o = accel__object_next(s->acc, kinds[k], NULL); o;
+             o = accel__object_next(s->acc, kinds[k], o))
             if (!accel__state_object(s, o, index++)) return false;
     }
     return true;
@@ -4816,7 +4825,8 @@ static accel_safetensors *accel__state_open(accel_t *acc, const char *folder) {
     char checksum[32];
     snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)accel__file_checksum(file));
     if (text && !strcmp(text, checksum)) return file;
-    accel__fail(acc, ACCEL_BAD_FILE, text ? "%s: the checksum does not fit: the file is damaged" : "%s is not a saved state", path);
+    accel__fail(acc, ACCEL_BAD_FILE,
+                text ? "%s: the checksum does not fit: the file is damaged" : "%s is not a saved state", path);
     accel__object_destroy(&file->object);
     return NULL;
 }
@@ -4829,14 +4839,16 @@ ACCEL_API bool accel_load_state(accel_t *acc, const char *folder) {
     accel__state s = {.acc = acc, .file = file};
     bool good = accel__state_walk(&s);
     if (good && s.visited != file->count)
-        good = accel__fail(acc, ACCEL_BAD_FILE, "%s: the state has %d parts, this program has %d", file->path, file->count, s.visited);
+        good = accel__fail(acc, ACCEL_BAD_FILE, "%s: the state has %d parts, this program has %d", file->path,
+                           file->count, s.visited);
     accel__object_destroy(&file->object);
     return good;
 }
 
 /* ---- folders step-N ---- */
 
-/* The numbers of a folder's step-N (an stb_ds array), falling; unfinished ones of runs that were killed are removed where `clean`. */
+/* The numbers of a folder's step-N (an stb_ds array), falling; unfinished ones of runs that were killed are removed
+   where `clean`. */
 static int64_t *accel__state_steps(accel_t *acc, const char *parent, bool clean) {
     int64_t *steps = NULL;
     DIR *list = opendir(parent);
@@ -4847,7 +4859,8 @@ static int64_t *accel__state_steps(accel_t *acc, const char *parent, bool clean)
         if (sscanf(entry->d_name, "step-%lld%n", &step, &used) != 1 || step < 0) continue;
         if (!entry->d_name[used]) {
             if (!accel__push(acc, steps, (int64_t)step)) break;
-        } else if (clean && (!strncmp(entry->d_name + used, ".part-", 6) || !strncmp(entry->d_name + used, ".old-", 5))) {
+        } else if (clean &&
+                   (!strncmp(entry->d_name + used, ".part-", 6) || !strncmp(entry->d_name + used, ".old-", 5))) {
             char path[4400];
             snprintf(path, sizeof path, "%.4096s/%.255s", parent, entry->d_name);
             accel__state_remove(path);
@@ -4901,7 +4914,8 @@ ACCEL_API int64_t accel_find_state(accel_t *acc, const char *parent, char *path,
 
 ACCEL_API bool accel_limit_states(accel_t *acc, const char *parent, int limit, int64_t best) {
     if (accel_failed(acc)) return false;
-    if (!parent || limit < 1) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_limit_states: a folder and a limit of 1 or more are needed");
+    if (!parent || limit < 1)
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_limit_states: a folder and a limit of 1 or more are needed");
     char path[4200];
     int64_t newest = accel_find_state(acc, parent, path, sizeof path);
     int64_t *steps = accel__state_steps(acc, parent, true);
@@ -4986,7 +5000,8 @@ static bool accel__fit_save(accel__fit *t) {
     accel_progress *p = &t->at.progress;
     accel__state_path(folder, sizeof folder, t->d.output, p->step);
     if (!accel_save_state(t->acc, folder)) return false;
-    if (t->d.save_total_limit) accel_limit_states(t->acc, t->d.output, t->d.save_total_limit, p->best_step ? p->best_step : -1);
+    if (t->d.save_total_limit)
+        accel_limit_states(t->acc, t->d.output, t->d.save_total_limit, p->best_step ? p->best_step : -1);
     if (t->d.on_save && !t->d.on_save(t->d.user, p, folder)) t->stop = true, p->stopped = ACCEL_BY_CALLBACK;
     return !accel_failed(t->acc);
 }
@@ -4996,7 +5011,8 @@ static bool accel__fit_evaluate(accel__fit *t) {
     accel_progress *p = &t->at.progress;
     if (!t->d.evaluation || accel_failed(t->acc)) return false;
     accel__fit_measure(t);
-    double score = accel__fit_score(t), best = t->d.metric && strcmp(t->d.metric, "loss") ? p->best_score : -p->best_score;
+    double score = accel__fit_score(t),
+           best = t->d.metric && strcmp(t->d.metric, "loss") ? p->best_score : -p->best_score;
     bool better = !p->best_step || score > best + (double)t->d.min_improvement;
     t->at.bad_evaluations = better ? 0 : t->at.bad_evaluations + 1;
     if (better) {
@@ -5053,18 +5069,20 @@ static void accel__fit_batch(accel__fit *t, const accel_batch *batch) {
 static bool accel__fit_check(accel_t *acc, const accel_train_desc *d) {
     const char *where = "accel_train";
     bool known = !d->metric;
-    for (int i = 0; i < ACCEL__COUNT(accel__metric_names) && !known; i++) known = !strcmp(d->metric, accel__metric_names[i]);
-    const char *fault = !d->model || !d->optimizer || !d->train ? "a model, an optimizer and a training loader are needed"
-                        : d->train->desc.evaluation             ? "the training loader is one for evaluation"
-                        : d->evaluation && !d->evaluation->desc.evaluation ? "the evaluation loader needs .evaluation"
-                        : !known                                           ? "metric must be loss, accuracy, f1 or matthews"
-                        : d->epochs < 0 || d->max_steps < 0 || d->evaluate_steps < 0 || d->save_steps < 0
-                            ? "numbers of epochs and steps must not be negative"
-                        : d->patience < 0 || d->save_total_limit < 0 ? "patience and save_total_limit must not be negative"
-                        : (d->load_best || d->patience) && !d->evaluation ? "load_best and patience need an evaluation loader"
-                        : (d->load_best || d->resume) && !d->output       ? "load_best and resume need an output folder"
-                        : d->load_best && d->evaluate == ACCEL_NEVER      ? "load_best needs evaluations"
-                                                                          : NULL;
+    for (int i = 0; i < ACCEL__COUNT(accel__metric_names) && !known; i++)
+        known = !strcmp(d->metric, accel__metric_names[i]);
+    const char *fault =
+        !d->model || !d->optimizer || !d->train            ? "a model, an optimizer and a training loader are needed"
+        : d->train->desc.evaluation                        ? "the training loader is one for evaluation"
+        : d->evaluation && !d->evaluation->desc.evaluation ? "the evaluation loader needs .evaluation"
+        : !known                                           ? "metric must be loss, accuracy, f1 or matthews"
+        : d->epochs < 0 || d->max_steps < 0 || d->evaluate_steps < 0 || d->save_steps < 0
+            ? "numbers of epochs and steps must not be negative"
+        : d->patience < 0 || d->save_total_limit < 0      ? "patience and save_total_limit must not be negative"
+        : (d->load_best || d->patience) && !d->evaluation ? "load_best and patience need an evaluation loader"
+        : (d->load_best || d->resume) && !d->output       ? "load_best and resume need an output folder"
+        : d->load_best && d->evaluate == ACCEL_NEVER      ? "load_best needs evaluations"
+                                                          : NULL;
     return !fault || accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %s", where, fault);
 }
 
@@ -5072,8 +5090,14 @@ static bool accel__fit_begin(accel__fit *t) {
     accel_progress *p = &t->at.progress;
     const accel_encoder_config *config = accel_encoder_config_of(t->d.model);
     if (!config) return accel__fail(t->acc, ACCEL_BAD_ARGUMENT, "accel_train: the model must be an encoder");
-    *p = (accel_progress){.epoch = 1, .loss = NAN, .grad_norm = NAN, .eval_loss = NAN, .eval_accuracy = NAN, .eval_f1 = NAN,
-                          .eval_matthews = NAN, .best_score = NAN};
+    *p = (accel_progress){.epoch = 1,
+                          .loss = NAN,
+                          .grad_norm = NAN,
+                          .eval_loss = NAN,
+                          .eval_accuracy = NAN,
+                          .eval_f1 = NAN,
+                          .eval_matthews = NAN,
+                          .best_score = NAN};
     p->steps = t->d.epochs * accel_steps_per_epoch(t->acc, t->d.train);
     if (t->d.max_steps && t->d.max_steps < p->steps) p->steps = t->d.max_steps;
     if (config->problem == ACCEL_SINGLE_LABEL) t->metrics = accel_metrics_create(t->acc, config->num_labels);
