@@ -100,7 +100,8 @@ static FILE *demo_create(const char *folder, const char *name, const char *label
     return file;
 }
 
-/* In the order of keys, the first `test` texts of each class go to FOLDER/test.tsv, the next `train` to FOLDER/train.tsv. */
+/* In the order of keys, the first `test` texts of each class go to FOLDER/test.tsv, the next `train` to
+   FOLDER/train.tsv. */
 static void demo_write_parts(const char *folder, const char *label_column, const char *text_column, demo_class *classes,
                              int test, int train) {
     FILE *test_file = demo_create(folder, "test.tsv", label_column, text_column);
@@ -121,8 +122,8 @@ static void demo_print_counts(const char *label_column, const demo_class *classe
     printf("%-10s files  entries    kept  unique   train    test\n", label_column);
     for (int i = 0; i < count; i++) {
         const demo_class *own = &classes[i];
-        printf("%-10s %5d %8d %7d %7d %7d %7d\n", own->label, own->files, own->entries, own->kept, own->unique, own->train,
-               own->test);
+        printf("%-10s %5d %8d %7d %7d %7d %7d\n", own->label, own->files, own->entries, own->kept, own->unique,
+               own->train, own->test);
     }
 }
 

@@ -17,8 +17,10 @@ enum { SHORTEST = 20, LONGEST = 100, TEST_SHARE = 8 }; /* bytes; characters; one
 typedef enum { LATIN, CYRILLIC, HAN, OTHER_SCRIPT } script;
 
 enum { LANGUAGES = 9 };
-static demo_class languages[LANGUAGES] = {{.label = "cs"}, {.label = "de"}, {.label = "en"}, {.label = "es"}, {.label = "it"},
-                                          {.label = "pl"}, {.label = "pt"}, {.label = "ru"}, {.label = "zh"}};
+static demo_class languages[LANGUAGES] = {
+    {.label = "cs"}, {.label = "de"}, {.label = "en"}, {.label = "es"}, {.label = "it"},
+    {.label = "pl"}, {.label = "pt"}, {.label = "ru"}, {.label = "zh"},
+};
 static const struct {
     const char *name;
     int language;
@@ -226,8 +228,9 @@ static bool ends_with(const char *text, const char *end) {
    which the Czech package holds too. */
 static bool is_fortune_file(const char *path) {
     struct stat status;
-    return strstr(path, "/fortunes/") && !strstr(path, "/off/") && !ends_with(path, ".dat") && !ends_with(path, ".u8") &&
-           !ends_with(path, "-sk") && !lstat(path, &status) && S_ISREG(status.st_mode);
+    if (!strstr(path, "/fortunes/") || strstr(path, "/off/")) return false;
+    if (ends_with(path, ".dat") || ends_with(path, ".u8") || ends_with(path, "-sk")) return false;
+    return !lstat(path, &status) && S_ISREG(status.st_mode);
 }
 
 static void visit(const char *path, void *package) {

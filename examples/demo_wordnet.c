@@ -1,5 +1,5 @@
-/* Writes the data of `make demo-pretrained`: what kind of thing does a definition define? The definitions are those of the
-   nouns in WordNet (package wordnet-base); the label is the lexicographer's file, which the dictionary gives for each.
+/* Writes the data of `make demo-pretrained`: what kind of thing does a definition define? The definitions are those of
+   the nouns in WordNet (package wordnet-base); the label is the lexicographer's file, which it gives for each.
 
        demo_wordnet FOLDER        writes FOLDER/train.tsv and FOLDER/test.tsv (columns class, definition)
 
@@ -11,8 +11,10 @@
 enum { TEST_EACH = 250, TRAIN_EACH = 1000 };
 
 enum { CLASSES = 8 };
-static demo_class classes[CLASSES] = {{.label = "animal"},   {.label = "artifact"}, {.label = "body"},  {.label = "food"},
-                                      {.label = "location"}, {.label = "person"},   {.label = "plant"}, {.label = "substance"}};
+static demo_class classes[CLASSES] = {
+    {.label = "animal"},   {.label = "artifact"}, {.label = "body"},  {.label = "food"},
+    {.label = "location"}, {.label = "person"},   {.label = "plant"}, {.label = "substance"},
+};
 static const int lexicographer_file[CLASSES] = {5, 6, 8, 13, 15, 18, 20, 27};
 
 static int class_of(int file) {
@@ -34,7 +36,7 @@ static char *definition_of(const char *gloss) {
     return text;
 }
 
-/* A line: offset, lexicographer's file, type, words and pointers ..., '|', gloss. Lines of the licence begin with spaces. */
+/* A line: offset, lexicographer's file, type, words and pointers, '|', gloss. The licence's lines begin with spaces. */
 static void read_line(char *line) {
     int file;
     char *gloss = strchr(line, '|');

@@ -187,13 +187,15 @@ for CC in ${COMPILERS:-gcc clang}; do
     check "$CC: it lacks nothing" no_accel_undefined "$work/io_static.o"
     check "$CC: it links" $CC "$work/io_static.o" -o "$work/io_static" $all
     check "$CC: it runs" "$work/io_static"
-    check "$CC: the implementation alone" $CC -std=gnu11 -O0 $warnings -I. -c "$work/implementation.c" -o "$work/implementation.o"
+    check "$CC: the implementation alone" \
+        $CC -std=gnu11 -O0 $warnings -I. -c "$work/implementation.c" -o "$work/implementation.o"
     check "$CC: only accel_ names are exported" only_accel_exported "$work/implementation.o"
     check "$CC: every declared function is defined" all_declared_exported "$work/implementation.o"
     check "$CC: two files link" $CC -std=c11 -I. "$work/use.c" "$work/implementation.o" -o "$work/use" $all
     check "$CC: and run" "$work/use"
     if command -v $CXX > /dev/null; then
-        check "$CXX c++17: declarations" $CXX -std=c++17 $warnings -I. -c "$work/declarations.cpp" -o "$work/declarations.o"
+        check "$CXX c++17: declarations" \
+            $CXX -std=c++17 $warnings -I. -c "$work/declarations.cpp" -o "$work/declarations.o"
         check "$CXX: a C++ file and the C implementation link" \
             $CXX -std=c++17 $warnings -I. "$work/use.cpp" "$work/implementation.o" -o "$work/usepp" $all
         check "$CXX: and run" "$work/usepp"
