@@ -309,6 +309,7 @@ ACCEL_API const char *accel_tracker_path(const accel_tracker *tracker);
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 #include <utf8proc.h>
@@ -4787,15 +4788,29 @@ static bool accel__state_write(accel__state *s, const char *folder) {
            accel_safetensors_write(s->acc, path, s->arrays, (int)accel__length(s->arrays), metadata);
 }
 
-/* Puts a finished folder in the place of its name. */
+/* Exchanges two folders at once, where the system can. */
+static bool accel__state_exchange(const char *a, const char *b) {
+#ifdef SYS_renameat2
+    enum { exchange = 2 }; /* RENAME_EXCHANGE */
+    return syscall(SYS_renameat2, AT_FDCWD, a, AT_FDCWD, b, exchange) == 0;
+#else
+    (void)a;
+    (void)b;
+    return false;
+#endif
+}
+
+/* Puts a finished folder in the place of its name, so that at no moment there is none. Where folders cannot be exchanged, the
+   former one is out of the way under another name for a moment. */
 static bool accel__state_rename(accel_t *acc, const char *aside, const char *folder) {
     char old[4200];
     snprintf(old, sizeof old, "%.4096s.old-%ld", folder, (long)getpid());
-    bool replaces = rename(folder, old) == 0;
-    if (rename(aside, folder) != 0)
+    bool replaces = accel__is_folder(folder), exchanged = replaces && accel__state_exchange(aside, folder);
+    if (replaces && !exchanged) rename(folder, old);
+    if (!exchanged && rename(aside, folder) != 0)
         return accel__fail(acc, ACCEL_BAD_FILE, "%s cannot be renamed to %s: %s", aside, folder, strerror(errno));
     accel__sync_folder_of(folder);
-    if (replaces) accel__state_remove(old);
+    if (replaces) accel__state_remove(exchanged ? aside : old);
     return true;
 }
 
