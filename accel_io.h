@@ -323,6 +323,19 @@ typedef struct accel__writer {
     char path[ACCEL__PATH_SIZE], temporary[ACCEL__PATH_SIZE + 32];
 } accel__writer;
 
+/* Makes room for `need` elements, at least doubling what is there. `pointer` is the address of the array's pointer. */
+static bool accel__grow(accel_t *acc, void *pointer, size_t *room, size_t need, size_t element) {
+    if (need <= *room) return true;
+    size_t larger = *room * 2 > need ? *room * 2 : need < 64 ? 64 : need;
+    void *array;
+    memcpy(&array, pointer, sizeof array);
+    array = accel__realloc(acc, array, larger * element);
+    if (!array) return false;
+    memcpy(pointer, &array, sizeof array);
+    *room = larger;
+    return true;
+}
+
 /* Joins folder and name; false, with an error, where the result does not fit. */
 static bool accel__path(char *out, size_t size, accel_t *acc, const char *folder, const char *name) {
     size_t length = strlen(folder);
@@ -635,9 +648,7 @@ static float accel__float_from_bfloat(uint16_t bfloat) {
 
 /* To nearest, ties to even; NaN stays NaN. */
 static uint16_t accel__bfloat_from_float(float value) {
-    uint32_t bits = accel__to_bits(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    return (uint16_t)accel__bf16(value);
 }
 
 /* ---- opening ---- */
@@ -2158,10 +2169,21 @@ static const char *accel__point_before(const char *begin, const char *at, uint32
     return at;
 }
 
+/* The first byte that is not part of a valid character, or end. */
+static const char *accel__utf8_invalid(const char *at, const char *end) {
+    while (at < end) {
+        utf8proc_int32_t point;
+        utf8proc_ssize_t bytes = 1;
+        if ((unsigned char)*at >= 0x80) bytes = utf8proc_iterate((const utf8proc_uint8_t *)at, end - at, &point);
+        if (bytes < 1) return at;
+        at += bytes;
+    }
+    return end;
+}
+
 static bool accel__is_utf8(const char *text) {
-    bool valid = true;
-    for (uint32_t c; *text && valid;) text += accel__point_at(text, &c, &valid);
-    return valid;
+    const char *end = text + strlen(text);
+    return accel__utf8_invalid(text, end) == end;
 }
 
 /* Letters that Rust's lower case knows and utf8proc 2.8 does not. */
@@ -2223,19 +2245,6 @@ static bool accel__is_word_point(uint32_t c) {
    into the longest pieces of the vocabulary. A word lies in a fixed buffer, so a text of any length needs no memory.
    Canonical reordering is left out: it could only exchange two marks that survive the removal of accents, from scripts
    that share no word. */
-
-/* Makes room for `need` elements, at least doubling what is there. `pointer` is the address of the array's pointer. */
-static bool accel__grow(accel_t *acc, void *pointer, size_t *room, size_t need, size_t element) {
-    if (need <= *room) return true;
-    size_t larger = *room * 2 > need ? *room * 2 : need < 64 ? 64 : need;
-    void *array;
-    memcpy(&array, pointer, sizeof array);
-    array = accel__realloc(acc, array, larger * element);
-    if (!array) return false;
-    memcpy(pointer, &array, sizeof array);
-    *room = larger;
-    return true;
-}
 
 /* ---- numbered strings, found by content ---- */
 
@@ -3606,7 +3615,8 @@ typedef struct accel__reader {
     accel_table_desc desc;
     char *at, *end;         /* what is still to be read; *end is 0 */
     int64_t line, row_line; /* of `at`, and of the row being read, from 1 */
-    int64_t cells, cell_room, row_room, name_room;
+    int64_t cells;
+    size_t cell_room, row_room, name_room;
     int filled; /* cells of the row being read */
 } accel__reader;
 
@@ -3625,37 +3635,12 @@ static void accel__table_destroy(accel__object *object) {
     accel__free(acc, table->name);
 }
 
-/* Makes room for `need` elements, at least doubling what is there. */
-static bool accel__table_grow(accel_t *acc, void *pointer, int64_t *room, int64_t need, size_t element) {
-    if (need <= *room) return true;
-    int64_t larger = *room * 2 > need ? *room * 2 : need < 64 ? 64 : need;
-    void *old, *grown;
-    memcpy(&old, pointer, sizeof old);
-    grown = accel__realloc(acc, old, (size_t)larger * element);
-    if (!grown) return false;
-    memcpy(pointer, &grown, sizeof grown);
-    *room = larger;
-    return true;
-}
-
 /* ---- the text: no NUL, valid UTF-8 ---- */
 
 static int64_t accel__lines_before(const char *text, const char *at) {
     int64_t line = 1;
     for (const char *c = text; (c = memchr(c, '\n', (size_t)(at - c))) != NULL; c++) line++;
     return line;
-}
-
-/* The first byte that is not part of a valid character, or end. */
-static const char *accel__utf8_invalid(const char *at, const char *end) {
-    while (at < end) {
-        utf8proc_int32_t point;
-        utf8proc_ssize_t bytes = 1;
-        if ((unsigned char)*at >= 0x80) bytes = utf8proc_iterate((const utf8proc_uint8_t *)at, end - at, &point);
-        if (bytes < 1) return at;
-        at += bytes;
-    }
-    return end;
 }
 
 /* The text with U+FFFD in the place of each invalid byte, in new memory. */
@@ -3701,11 +3686,11 @@ static bool accel__table_check_text(accel__reader *r, size_t *bytes) {
 static bool accel__row_begin(accel__reader *r) {
     r->filled = 0;
     r->row_line = r->line;
-    return accel__table_grow(r->acc, &r->table->lines, &r->row_room, r->table->rows + 1, sizeof *r->table->lines);
+    return accel__grow(r->acc, &r->table->lines, &r->row_room, (size_t)r->table->rows + 1, sizeof *r->table->lines);
 }
 
 static bool accel__row_put(accel__reader *r, char *cell) {
-    if (!accel__table_grow(r->acc, &r->table->cells, &r->cell_room, r->cells + 1, sizeof *r->table->cells))
+    if (!accel__grow(r->acc, &r->table->cells, &r->cell_room, (size_t)r->cells + 1, sizeof *r->table->cells))
         return false;
     r->table->cells[r->cells++] = cell;
     r->filled++;
@@ -3718,7 +3703,8 @@ static bool accel__row_to_header(accel__reader *r) {
     table->names = table->cells;
     table->cells = NULL;
     table->columns = r->filled;
-    r->cells = r->cell_room = 0;
+    r->cells = 0;
+    r->cell_room = 0;
     return true;
 }
 
@@ -3935,7 +3921,7 @@ static int accel__jsonl_column(accel__reader *r, const char *key, int guess, boo
 }
 
 static bool accel__jsonl_add_column(accel__reader *r, char *key) {
-    if (!accel__table_grow(r->acc, &r->table->names, &r->name_room, r->filled + 1, sizeof *r->table->names))
+    if (!accel__grow(r->acc, &r->table->names, &r->name_room, (size_t)r->filled + 1, sizeof *r->table->names))
         return false;
     r->table->names[r->filled] = key;
     return accel__row_put(r, NULL);
@@ -4184,7 +4170,8 @@ typedef struct accel__encoding {
     int32_t *ids, *types, *labels;
     float *targets;
     int64_t *offsets;
-    int64_t id_room, type_room, cut;
+    size_t id_room, type_room;
+    int64_t cut;
 } accel__encoding;
 
 static void accel__encoding_free(accel__encoding *e) {
@@ -4375,10 +4362,10 @@ static bool accel__encoding_take(accel__encoding *e, int i) {
         return accel__fail(e->acc, ACCEL_OUT_OF_MEMORY, "%s, line %lld: out of memory while it was tokenised",
                            e->table->name, (long long)e->table->lines[row]);
     size_t bytes = (size_t)e->length[i] * sizeof *e->ids;
-    if (!accel__table_grow(e->acc, &e->ids, &e->id_room, need, sizeof *e->ids)) return false;
+    if (!accel__grow(e->acc, &e->ids, &e->id_room, (size_t)need, sizeof *e->ids)) return false;
     memcpy(e->ids + used, e->wave_ids + place, bytes);
     if (e->wave_types) {
-        if (!accel__table_grow(e->acc, &e->types, &e->type_room, need, sizeof *e->types)) return false;
+        if (!accel__grow(e->acc, &e->types, &e->type_room, (size_t)need, sizeof *e->types)) return false;
         memcpy(e->types + used, e->wave_types + place, bytes);
     }
     e->offsets[row + 1] = need;
