@@ -999,6 +999,7 @@ typedef struct accel_backend {
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -1151,8 +1152,20 @@ typedef struct accel__header {
     accel_t *acc;
 } accel__header;
 
+/* Large blocks in huge pages, where the system gives them when asked: fewer faults, and fewer misses of address
+   translation in the matrix products. */
+static void *accel__allocate_huge(size_t bytes) {
+    enum { PAGE = 2 << 20 };
+    void *pointer = aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
+#ifdef MADV_HUGEPAGE
+    if (pointer) madvise(pointer, bytes / PAGE * PAGE, MADV_HUGEPAGE);
+#endif
+    return pointer;
+}
+
 static void *accel__default_reallocate(void *user, void *pointer, size_t bytes) {
     (void)user;
+    if (!pointer && bytes >= 8 << 20) return accel__allocate_huge(bytes);
     if (bytes) return realloc(pointer, bytes);
     free(pointer);
     return NULL;
