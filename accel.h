@@ -2366,7 +2366,7 @@ ACCEL_API void accel__values_changed(accel_tensor x) {
    that. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
-#pragma GCC optimize("O3", "no-math-errno", "no-trapping-math")
+#pragma GCC optimize("O3", "no-trapping-math")
 #endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -2608,11 +2608,14 @@ static void accel__cpu_fill(accel_t *acc, float *x, int64_t n, float value) {
 /* ---- element by element ---- */
 
 ACCEL__INLINE void accel__map_activation(const accel_map *a, accel_activation kind, accel__range r) {
-    if (!a->dy)
-        for (int64_t i = r.begin; i < r.end; i++) a->out[i] = accel__activate(kind, a->x[i], a->value);
+    const float *x = a->x, *y = a->y, *dy = a->dy;
+    float *out = a->out, slope = a->value;
+    if (!dy)
+        for (int64_t i = r.begin; i < r.end; i++) out[i] = accel__activate(kind, x[i], slope);
+    else if (a->add)
+        for (int64_t i = r.begin; i < r.end; i++) out[i] += dy[i] * accel__slope_at(kind, x[i], y[i], slope);
     else
-        for (int64_t i = r.begin; i < r.end; i++)
-            accel__put(&a->out[i], a->dy[i] * accel__slope_at(kind, a->x[i], a->y[i], a->value), a->add);
+        for (int64_t i = r.begin; i < r.end; i++) out[i] = dy[i] * accel__slope_at(kind, x[i], y[i], slope);
 }
 
 /* The functions that are not activations: value at x, and the factor of dy. */
@@ -3572,46 +3575,54 @@ static void accel__cpu_squares(accel_t *acc, const accel_update *list, int count
     accel__run(acc, count, accel__squares_piece, &args);
 }
 
+/* Square roots. sqrtf may set errno, which keeps a loop over it from becoming vector code. */
+ACCEL__INLINE void accel__roots(const float *x, float *out, int64_t n) {
+    int64_t i = 0;
+#ifdef ACCEL__X86
+    for (; i + 4 <= n; i += 4) _mm_storeu_ps(out + i, _mm_sqrt_ps(_mm_loadu_ps(x + i)));
+#endif
+    for (; i < n; i++) out[i] = sqrtf(x[i]);
+}
+
 /* torch.optim.Adam / AdamW, n elements; g NULL: the gradient is zero. */
 ACCEL__INLINE void accel__adam_row(const accel_update *u, const accel_update_rule *rule, int64_t begin, int64_t n,
                                    const float *g) {
-    float *value = u->value + begin, *m = u->m + begin, *v = u->v + begin, *v_max = u->v_max ? u->v_max + begin : NULL;
+    enum { AT_ONCE = 256 };
     bool decoupled = rule->rule == ACCEL_RULE_ADAMW;
     float keep = decoupled ? 1.0f - u->lr * u->weight_decay : 1.0f, l2 = decoupled ? 0.0f : u->weight_decay;
-    float step = u->lr / u->correction1, beta1 = rule->beta1, beta2 = rule->beta2;
-    float scale = g ? rule->scale : 0.0f, inverse = 1.0f / u->sqrt_correction2;
-    if (!g) g = value; /* any finite numbers: they count zero times */
-    if (v_max)
-        for (int64_t i = 0; i < n; i++) {
-            float gradient = scale * g[i] + l2 * value[i];
-            m[i] = beta1 * m[i] + (1.0f - beta1) * gradient;
-            v[i] = beta2 * v[i] + (1.0f - beta2) * gradient * gradient;
-            v_max[i] = v_max[i] > v[i] ? v_max[i] : v[i];
-            value[i] = keep * value[i] - step * m[i] / (sqrtf(v_max[i]) * inverse + rule->eps);
+    float step = u->lr / u->correction1, beta1 = rule->beta1, beta2 = rule->beta2, eps = rule->eps;
+    float scale = g ? rule->scale : 0.0f, inverse = 1.0f / u->sqrt_correction2, root[AT_ONCE];
+    for (int64_t at = 0; at < n; at += AT_ONCE) {
+        float *value = u->value + begin + at, *m = u->m + begin + at, *v = u->v + begin + at;
+        float *v_max = u->v_max ? u->v_max + begin + at : v;
+        const float *gradient = g ? g + at : value; /* where there is none, finite numbers that count zero times */
+        int64_t count = n - at < AT_ONCE ? n - at : AT_ONCE;
+        for (int64_t i = 0; i < count; i++) {
+            float along = scale * gradient[i] + l2 * value[i];
+            m[i] = beta1 * m[i] + (1.0f - beta1) * along;
+            v[i] = beta2 * v[i] + (1.0f - beta2) * along * along;
         }
-    else
-        for (int64_t i = 0; i < n; i++) {
-            float gradient = scale * g[i] + l2 * value[i];
-            m[i] = beta1 * m[i] + (1.0f - beta1) * gradient;
-            v[i] = beta2 * v[i] + (1.0f - beta2) * gradient * gradient;
-            value[i] = keep * value[i] - step * m[i] / (sqrtf(v[i]) * inverse + rule->eps);
-        }
+        if (u->v_max)
+            for (int64_t i = 0; i < count; i++) v_max[i] = v_max[i] > v[i] ? v_max[i] : v[i];
+        accel__roots(v_max, root, count);
+        for (int64_t i = 0; i < count; i++) value[i] = keep * value[i] - step * m[i] / (root[i] * inverse + eps);
+    }
 }
 
 /* torch.optim.SGD: b = momentum b + (1 - dampening) g, the first time b = g; nesterov steps along g + momentum b. */
 ACCEL__INLINE void accel__sgd_row(const accel_update *u, const accel_update_rule *rule, int64_t begin, int64_t n,
                                   const float *g) {
     float *value = u->value + begin, *m = u->m ? u->m + begin : NULL;
-    float scale = g ? rule->scale : 0.0f, momentum = rule->momentum;
+    float scale = g ? rule->scale : 0.0f, momentum = rule->momentum, lr = u->lr, decay = u->weight_decay;
     float fresh = u->first ? 1.0f : 1.0f - rule->dampening, old = u->first ? 0.0f : momentum;
     if (!g) g = value;
     for (int64_t i = 0; i < n; i++) {
-        float gradient = scale * g[i] + u->weight_decay * value[i], along = gradient;
+        float gradient = scale * g[i] + decay * value[i], along = gradient;
         if (m) {
             m[i] = old * m[i] + fresh * gradient;
             along = rule->nesterov ? gradient + momentum * m[i] : m[i];
         }
-        value[i] -= u->lr * along;
+        value[i] -= lr * along;
     }
 }
 
