@@ -2740,7 +2740,8 @@ static void accel__gemm_fp32(accel_t *acc, const accel_gemm *list, int count) {
    in registers. */
 
 enum { ACCEL__MR = 6, ACCEL__NR = 64, ACCEL__BLOCK_ROWS = 16 * ACCEL__MR, ACCEL__BLOCK_COLUMNS = 12 * ACCEL__NR,
-       ACCEL__PAIRS_AT_ONCE = 1536 /* of k: a panel of B stays in the second-level cache */ };
+       ACCEL__PAIRS_AT_ONCE = 1536 /* of k: a panel of B stays in the second-level cache */,
+       ACCEL__GROUP_A = 8 /* panels of A that are packed together */ };
 
 /* Round to nearest even, as the processor does; NaN stays NaN. */
 ACCEL__INLINE uint32_t accel__bf16(float x) {
@@ -2844,28 +2845,71 @@ ACCEL__BF16 static void accel__pack_rows(const accel__operand_matrix *o, int fir
     accel__pack_slow(o, first, o->panel, pairs, accel__pairs(o->k), out);
 }
 
-/* The lines lie side by side in memory: rows 2p and 2p + 1 are interleaved. */
-ACCEL__BF16 static void accel__pack_columns(const accel__operand_matrix *o, int first, uint32_t *out) {
-    for (int64_t p = 0; p < o->k / 2; p++) {
-        const float *x = o->x + first + 2 * p * o->step_k, *y = x + o->step_k;
-        __mmask16 mask = o->panel == ACCEL__MR ? (1 << ACCEL__MR) - 1 : 0xFFFF;
-        for (int block = 0; block < o->panel; block += 16) {
-            __m512i low = accel__bf16_lanes(_mm512_maskz_loadu_ps(mask, x + block));
-            __m512i high = accel__bf16_lanes(_mm512_maskz_loadu_ps(mask, y + block));
-            _mm512_mask_storeu_epi32(out + p * o->panel + block, mask,
-                                     _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-        }
+/* 16 pairs of bf16 from two rows of floats, as far as the masks reach. */
+ACCEL__BF16 ACCEL__INLINE __m512i accel__bf16_column_pairs(const float *even, __mmask16 has_even, const float *odd,
+                                                           __mmask16 has_odd) {
+    __m512i low = accel__bf16_lanes(_mm512_maskz_loadu_ps(has_even, even));
+    __m512i high = accel__bf16_lanes(_mm512_maskz_loadu_ps(has_odd, odd));
+    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+
+/* Six of 48 pairs to each of the panels of A. */
+ACCEL__BF16 ACCEL__INLINE void accel__store_narrow(const __m512i *line, uint32_t *out, int64_t stride, int panels) {
+    __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#pragma GCC unroll 8
+    for (int i = 0; i < ACCEL__GROUP_A; i++) {
+        int at = i * ACCEL__MR, left = at / 16, right = (at + ACCEL__MR - 1) / 16;
+        __m512i index = _mm512_add_epi32(lane, _mm512_set1_epi32(at % 16));
+        __m512i six = _mm512_permutex2var_epi32(line[left], index, line[right]);
+        if (i < panels) _mm512_mask_storeu_epi32(out + i * stride, (1 << ACCEL__MR) - 1, six);
     }
-    accel__pack_slow(o, first, o->panel, o->k / 2, accel__pairs(o->k), out);
+}
+
+/* The lines lie side by side in memory: rows 2p and 2p + 1 are interleaved, a group of panels at once. */
+ACCEL__BF16 ACCEL__INLINE void accel__pack_columns(const accel__operand_matrix *o, int first, int panels, int width,
+                                                   uint32_t *out) {
+    int64_t pairs = accel__pairs(o->k), ahead = 16 * o->step_k;
+    for (int64_t p = 0; p < pairs; p++) {
+        const float *even = o->x + first + 2 * p * o->step_k, *odd = even + o->step_k;
+        __m512i line[4];
+        for (int i = 0; i < width / 16; i++) {
+            int left = o->lines - first - 16 * i;
+            __mmask16 mask = left >= 16 ? 0xFFFF : left > 0 ? (__mmask16)((1 << left) - 1) : 0;
+            _mm_prefetch((const char *)(even + 16 * i) + 4 * ahead, _MM_HINT_T0);
+            _mm_prefetch((const char *)(odd + 16 * i) + 4 * ahead, _MM_HINT_T0);
+            line[i] = accel__bf16_column_pairs(even + 16 * i, mask, odd + 16 * i, 2 * p + 1 < o->k ? mask : 0);
+        }
+        if (width == ACCEL__NR)
+            for (int i = 0; i < 4; i++) _mm512_storeu_si512(out + p * ACCEL__NR + 16 * i, line[i]);
+        else accel__store_narrow(line, out + p * ACCEL__MR, pairs * ACCEL__MR, panels);
+    }
+}
+
+ACCEL__BF16 static void accel__pack_columns_a(const accel__operand_matrix *o, int first, int panels, uint32_t *out) {
+    accel__pack_columns(o, first, panels, ACCEL__GROUP_A * ACCEL__MR, out);
+}
+
+ACCEL__BF16 static void accel__pack_columns_b(const accel__operand_matrix *o, int first, uint32_t *out) {
+    accel__pack_columns(o, first, 1, ACCEL__NR, out);
+}
+
+/* Panels that one piece packs: those of A are narrow, a cache line of a row holds several. */
+static int accel__panel_group(const accel__operand_matrix *o) {
+    return o->panel == ACCEL__MR ? ACCEL__GROUP_A : 1;
 }
 
 static void accel__pack_piece(void *argument, int piece) {
     const accel__operand_matrix *o = (const accel__operand_matrix *)argument;
-    int first = piece * o->panel, lines = o->lines - first < o->panel ? o->lines - first : o->panel;
-    uint32_t *out = o->packed + (int64_t)piece * accel__pairs(o->k) * o->panel;
-    if (lines < o->panel) accel__pack_slow(o, first, lines, 0, accel__pairs(o->k), out);
-    else if (o->step_k == 1) accel__pack_rows(o, first, out);
-    else accel__pack_columns(o, first, out);
+    accel__range panel = accel__range_of(accel__pieces(o->lines, o->panel), accel__panel_group(o), piece);
+    int64_t size = (int64_t)accel__pairs(o->k) * o->panel;
+    int first = (int)panel.begin * o->panel;
+    uint32_t *out = o->packed + panel.begin * size;
+    if (o->step_k != 1 && o->panel == ACCEL__NR) accel__pack_columns_b(o, first, out);
+    else if (o->step_k != 1) accel__pack_columns_a(o, first, (int)(panel.end - panel.begin), out);
+    else
+        for (; first < o->lines && first < panel.end * o->panel; first += o->panel, out += size)
+            if (o->lines - first < o->panel) accel__pack_slow(o, first, o->lines - first, 0, accel__pairs(o->k), out);
+            else accel__pack_rows(o, first, out);
 }
 
 /* C[MR, NR] (+)= sum over `pairs` of a's and b's products. */
@@ -2955,7 +2999,7 @@ static uint32_t *accel__pack(accel_t *acc, accel__operand_matrix o, accel_packed
         if (keep->packed[form] == keep->version) return o.packed;
         keep->packed[form] = keep->version;
     }
-    if (o.packed) accel__run(acc, accel__pieces(o.lines, o.panel), accel__pack_piece, &o);
+    if (o.packed) accel__run(acc, accel__pieces(accel__pieces(o.lines, o.panel), accel__panel_group(&o)), accel__pack_piece, &o);
     return o.packed;
 }
 
