@@ -102,10 +102,12 @@ typedef enum accel_stop { ACCEL_FINISHED, ACCEL_NO_IMPROVEMENT, ACCEL_BY_CALLBAC
 typedef struct accel_progress {
     int64_t epoch, step, steps; /* present epoch from 1, optimizer steps taken and planned                     */
     double loss, lr, grad_norm; /* of the last step: mean over its labels, rate used, norm before clipping     */
+    int64_t examples;           /* of the last step                                                            */
     double eval_loss, eval_accuracy, eval_f1, eval_matthews; /* of the last evaluation; NaN before there was one */
-    double best_score; /* of the metric that decides; NaN before there was one                        */
+    double best_score; /* of the metric that decides; NaN before there was one. NaN is never the best */
     int64_t best_step; /* 0: none                                                                     */
     accel_stop stopped;
+    const accel_metrics *metrics; /* in on_evaluate only: its counts; NULL for other than single labels */
 } accel_progress;
 
 typedef struct accel_train_desc {
@@ -115,10 +117,11 @@ typedef struct accel_train_desc {
     accel_loader *train, *evaluation; /* evaluation: a loader with .evaluation, or NULL                              */
     int64_t epochs, max_steps;        /* 0: 3 epochs; 0: as many steps as the epochs have                            */
     float max_grad_norm;              /* 0: no clipping                                                              */
-    accel_strategy evaluate, save;    /* default: after each epoch                                                   */
+    accel_strategy evaluate, save; /* default: after each epoch. A new best state is saved as well; with save ==
+                                      ACCEL_NEVER only where load_best needs it, and it is the only one kept */
     int64_t evaluate_steps, save_steps; /* for ACCEL_EACH_STEPS; 0: 500 */
     const char *output;   /* folder of the states step-N; NULL: nothing is saved                         */
-    int save_total_limit; /* states to keep, the best one apart; 0: all                                  */
+    int save_total_limit; /* states to keep, the best and the newest one in any case; 0: all             */
     bool resume;          /* go on from the newest usable state in output, if there is one               */
     const char *metric;   /* "loss" (default), "accuracy", "f1" or "matthews": decides what is best      */
     int patience;         /* evaluations in a row without improvement before it stops; 0: it never does  */
@@ -263,7 +266,7 @@ ACCEL_API bool accel_limit_states(accel_t *acc, const char *parent, int limit, i
 
 /* Prepares everything, trains, evaluates, saves and resumes as the description says; the bytes are those of the same
    loop written by hand. Early-stopping counters and the best score are part of the state. False on error; progress (may
-   be NULL) gets where the run ended. While it runs, SIGINT and SIGTERM are handled by it. */
+   be NULL) gets where the run ended. While it runs, SIGINT and SIGTERM are handled by it, unless they were ignored. */
 ACCEL_API bool accel_train(accel_t *acc, const accel_train_desc *desc, accel_progress *progress);
 
 /* ---- trackers ---- */
@@ -4938,7 +4941,9 @@ ACCEL_API bool accel_limit_states(accel_t *acc, const char *parent, int limit, i
 typedef struct accel__fit_saved {
     accel_progress progress;
     int64_t bad_evaluations; /* in a row without improvement */
+    int64_t evaluated;       /* step of the last evaluation; -1: none */
     double loss, weight;     /* sums of the window's micro-batches */
+    int64_t examples;
 } accel__fit_saved;
 
 typedef struct accel__fit {
@@ -4955,16 +4960,42 @@ static void accel__on_signal(int number) {
     accel__signal = number;
 }
 
+static const int accel__signals[] = {SIGINT, SIGTERM};
+
+/* Those that the program ignores stay ignored. */
+static void accel__signals_take(struct sigaction *former) {
+    struct sigaction action = {.sa_handler = accel__on_signal};
+    accel__signal = 0;
+    for (int i = 0; i < ACCEL__COUNT(accel__signals); i++)
+        if (sigaction(accel__signals[i], NULL, &former[i]) == 0 && former[i].sa_handler != SIG_IGN)
+            sigaction(accel__signals[i], &action, NULL);
+}
+
+static void accel__signals_give_back(const struct sigaction *former) {
+    for (int i = 0; i < ACCEL__COUNT(accel__signals); i++) sigaction(accel__signals[i], &former[i], NULL);
+}
+
 /* ---- evaluation ---- */
 
 static const char *const accel__metric_names[] = {"loss", "accuracy", "f1", "matthews"};
 
+/* The metric's number, 0 for the loss. */
+static int accel__fit_metric(const accel_train_desc *d) {
+    int metric = ACCEL__COUNT(accel__metric_names) - 1;
+    while (metric && (!d->metric || strcmp(d->metric, accel__metric_names[metric]))) metric--;
+    return metric;
+}
+
 static double accel__fit_score(const accel__fit *t) {
     const accel_progress *p = &t->at.progress;
     const double scores[] = {p->eval_loss, p->eval_accuracy, p->eval_f1, p->eval_matthews};
-    for (int i = 1; i < ACCEL__COUNT(scores); i++)
-        if (t->d.metric && !strcmp(t->d.metric, accel__metric_names[i])) return scores[i];
-    return -scores[0]; /* less is better */
+    return scores[accel__fit_metric(&t->d)];
+}
+
+/* NaN is no score: it is never better than another, and any other is better than none. */
+static bool accel__fit_better(const accel__fit *t, double score) {
+    double best = t->at.progress.best_score, gain = accel__fit_metric(&t->d) ? score - best : best - score;
+    return !isnan(score) && (isnan(best) || gain > (double)t->d.min_improvement);
 }
 
 /* Labels that count in a batch: the loss is their mean. */
@@ -5002,10 +5033,16 @@ static bool accel__fit_save(accel__fit *t) {
     accel_progress *p = &t->at.progress;
     accel__state_path(folder, sizeof folder, t->d.output, p->step);
     if (!accel_save_state(t->acc, folder)) return false;
-    if (t->d.save_total_limit)
-        accel_limit_states(t->acc, t->d.output, t->d.save_total_limit, p->best_step ? p->best_step : -1);
+    int limit = t->d.save_total_limit ? t->d.save_total_limit : t->d.save == ACCEL_NEVER;
+    if (limit) accel_limit_states(t->acc, t->d.output, limit, p->best_step ? p->best_step : -1);
     if (t->d.on_save && !t->d.on_save(t->d.user, p, folder)) t->stop = true, p->stopped = ACCEL_BY_CALLBACK;
     return !accel_failed(t->acc);
+}
+
+static void accel__fit_check_patience(accel__fit *t) {
+    if (!t->d.patience || t->at.bad_evaluations < t->d.patience) return;
+    t->stop = true;
+    t->at.progress.stopped = ACCEL_NO_IMPROVEMENT;
 }
 
 /* Measures, and decides what that means; true where the present state has to be kept as the best. */
@@ -5013,23 +5050,16 @@ static bool accel__fit_evaluate(accel__fit *t) {
     accel_progress *p = &t->at.progress;
     if (!t->d.evaluation || accel_failed(t->acc)) return false;
     accel__fit_measure(t);
-    double score = accel__fit_score(t),
-           best = t->d.metric && strcmp(t->d.metric, "loss") ? p->best_score : -p->best_score;
-    bool better = !p->best_step || score > best + (double)t->d.min_improvement;
+    double score = accel__fit_score(t);
+    bool better = accel__fit_better(t, score);
+    t->at.evaluated = p->step;
     t->at.bad_evaluations = better ? 0 : t->at.bad_evaluations + 1;
-    if (better) {
-        p->best_step = p->step;
-        p->best_score = t->d.metric && strcmp(t->d.metric, "loss") ? score : -score;
-    }
-    if (t->d.patience && t->at.bad_evaluations >= t->d.patience) t->stop = true, p->stopped = ACCEL_NO_IMPROVEMENT;
+    if (better) p->best_step = p->step, p->best_score = score;
+    accel__fit_check_patience(t);
+    p->metrics = t->metrics;
     if (t->d.on_evaluate && !t->d.on_evaluate(t->d.user, p)) t->stop = true, p->stopped = ACCEL_BY_CALLBACK;
-    return better;
-}
-
-/* After a step or an epoch: evaluation first, so that what it found is part of the state. */
-static void accel__fit_pause(accel__fit *t, bool evaluate, bool save) {
-    bool best = evaluate && accel__fit_evaluate(t);
-    if (save || best || t->at.progress.stopped != ACCEL_FINISHED) accel__fit_save(t);
+    p->metrics = NULL; /* no pointer in the state */
+    return better && (t->d.save != ACCEL_NEVER || t->d.load_best);
 }
 
 /* ---- steps ---- */
@@ -5041,13 +5071,17 @@ static bool accel__each_steps(accel_strategy strategy, int64_t every, int64_t st
 static void accel__fit_end_step(accel__fit *t, bool taken) {
     accel_progress *p = &t->at.progress;
     p->loss = t->at.weight > 0 ? t->at.loss / t->at.weight : 0;
+    p->examples = t->at.examples;
     t->at.loss = t->at.weight = 0;
+    t->at.examples = 0;
     p->step += taken;
     if (t->d.on_step && !t->d.on_step(t->d.user, p)) t->stop = true, p->stopped = ACCEL_BY_CALLBACK;
     if (accel__signal && !t->d.ignore_signals) t->stop = true, p->stopped = ACCEL_BY_SIGNAL;
     if (p->step >= p->steps) t->stop = true;
-    accel__fit_pause(t, taken && accel__each_steps(t->d.evaluate, t->d.evaluate_steps, p->step),
-                         taken && accel__each_steps(t->d.save, t->d.save_steps, p->step));
+    /* Evaluation first, so that what it found is part of the state. */
+    bool best = taken && accel__each_steps(t->d.evaluate, t->d.evaluate_steps, p->step) && accel__fit_evaluate(t);
+    bool save = taken && accel__each_steps(t->d.save, t->d.save_steps, p->step);
+    if (save || best || p->stopped != ACCEL_FINISHED) accel__fit_save(t);
 }
 
 static void accel__fit_batch(accel__fit *t, const accel_batch *batch) {
@@ -5055,9 +5089,10 @@ static void accel__fit_batch(accel__fit *t, const accel_batch *batch) {
     accel_zero_grad(t->d.optimizer);
     accel_output out = accel_forward(t->d.model, batch);
     accel_backward(t->acc, out.loss);
-    double labels = accel__batch_labels(batch);
-    t->at.loss += labels * (double)accel_item(out.loss);
-    t->at.weight += labels;
+    double weight = t->acc->micro.weight; /* the loss's divisor */
+    t->at.loss += weight * (double)accel_item(out.loss);
+    t->at.weight += weight;
+    t->at.examples += batch->examples;
     if (!accel_sync_gradients(t->acc)) return;
     p->lr = (double)accel_lr(t->d.optimizer);
     p->grad_norm = (double)accel_clip_grad_norm(t->d.optimizer, t->d.max_grad_norm > 0 ? t->d.max_grad_norm : INFINITY);
@@ -5070,9 +5105,7 @@ static void accel__fit_batch(accel__fit *t, const accel_batch *batch) {
 
 static bool accel__fit_check(accel_t *acc, const accel_train_desc *d) {
     const char *where = "accel_train";
-    bool known = !d->metric;
-    for (int i = 0; i < ACCEL__COUNT(accel__metric_names) && !known; i++)
-        known = !strcmp(d->metric, accel__metric_names[i]);
+    bool known = !d->metric || accel__fit_metric(d) || !strcmp(d->metric, accel__metric_names[0]);
     const char *fault =
         !d->model || !d->optimizer || !d->train            ? "a model, an optimizer and a training loader are needed"
         : d->train->desc.evaluation                        ? "the training loader is one for evaluation"
@@ -5088,10 +5121,33 @@ static bool accel__fit_check(accel_t *acc, const accel_train_desc *d) {
     return !fault || accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: %s", where, fault);
 }
 
+/* Goes on from the newest state, if there is one. */
+static bool accel__fit_resume(accel__fit *t) {
+    accel_progress *p = &t->at.progress;
+    char folder[4200];
+    int64_t steps = p->steps;
+    if (accel_find_state(t->acc, t->d.output, folder, sizeof folder) < 0) {
+        if (accel_failed(t->acc)) return false;
+        accel__note(t->acc, "%s has no state to go on from: starting anew", t->d.output);
+        return true;
+    }
+    if (!accel_load_state(t->acc, folder)) return false;
+    accel__note(t->acc, "going on from %s", folder);
+    p->steps = steps; /* the description may ask for more epochs now */
+    p->stopped = ACCEL_FINISHED;
+    t->stop = p->step >= p->steps || p->epoch > t->d.epochs;
+    accel__fit_check_patience(t);
+    return true;
+}
+
 static bool accel__fit_begin(accel__fit *t) {
     accel_progress *p = &t->at.progress;
     const accel_encoder_config *config = accel_encoder_config_of(t->d.model);
     if (!config) return accel__fail(t->acc, ACCEL_BAD_ARGUMENT, "accel_train: the model must be an encoder");
+    if (accel__fit_metric(&t->d) && config->problem != ACCEL_SINGLE_LABEL)
+        return accel__fail(t->acc, ACCEL_BAD_ARGUMENT, "accel_train: metric %s needs a model of single labels",
+                           t->d.metric);
+    t->at.evaluated = -1;
     *p = (accel_progress){.epoch = 1,
                           .loss = NAN,
                           .grad_norm = NAN,
@@ -5107,27 +5163,31 @@ static bool accel__fit_begin(accel__fit *t) {
     bool prepared = t->d.evaluation ? accel_prepare(t->acc, t->d.model, t->d.optimizer, t->d.train, t->d.evaluation)
                                     : accel_prepare(t->acc, t->d.model, t->d.optimizer, t->d.train);
     if (!prepared || (t->d.output && !accel__make_folder(t->acc, t->d.output))) return false;
-    char folder[4200];
-    if (!t->d.resume || accel_find_state(t->acc, t->d.output, folder, sizeof folder) < 0) return !accel_failed(t->acc);
-    int64_t steps = p->steps;
-    if (!accel_load_state(t->acc, folder)) return false;
-    p->steps = steps; /* the description may ask for more epochs now */
-    p->stopped = ACCEL_FINISHED;
-    t->stop = p->step >= p->steps;
-    accel__note(t->acc, "going on from %s", folder);
-    return true;
+    return !t->d.resume || accel__fit_resume(t);
 }
 
-static void accel__fit_epoch(accel__fit *t) {
+/* Evaluates, goes to the next epoch where this one is at its end, and saves. */
+static void accel__fit_end_epoch(accel__fit *t) {
     accel_progress *p = &t->at.progress;
-    accel_batch batch;
-    while (!t->stop && accel_next(t->d.train, &batch)) accel__fit_batch(t, &batch);
-    if (p->stopped != ACCEL_FINISHED || accel_failed(t->acc)) return;
+    bool best = t->d.evaluate == ACCEL_EACH_EPOCH && accel__fit_evaluate(t);
     int64_t at = t->d.train->cursor; /* 0: accel_next has begun another epoch */
     if (at == accel_loader_length(t->d.train)) accel_loader_set_epoch(t->d.train, t->d.train->epoch + 1);
     if (at == 0 || at == accel_loader_length(t->d.train)) p->epoch++;
     if (p->epoch > t->d.epochs) t->stop = true; /* steps that were skipped are not made up for */
-    accel__fit_pause(t, t->d.evaluate == ACCEL_EACH_EPOCH, t->d.save == ACCEL_EACH_EPOCH);
+    if (best || t->d.save == ACCEL_EACH_EPOCH || p->stopped != ACCEL_FINISHED) accel__fit_save(t);
+}
+
+static void accel__fit_epoch(accel__fit *t) {
+    accel_batch batch;
+    while (!t->stop && accel_next(t->d.train, &batch)) accel__fit_batch(t, &batch);
+    if (t->at.progress.stopped == ACCEL_FINISHED && !accel_failed(t->acc)) accel__fit_end_epoch(t);
+}
+
+/* Whether a state that was saved after the last step, and loaded now, has the evaluation of its epoch before it. */
+static bool accel__fit_unevaluated(const accel__fit *t) {
+    const accel_progress *p = &t->at.progress;
+    return t->d.evaluation && t->d.evaluate == ACCEL_EACH_EPOCH && p->stopped == ACCEL_FINISHED && p->step > 0 &&
+           t->at.evaluated != p->step;
 }
 
 /* The best parameters, which lie in a state of their own. */
@@ -5154,13 +5214,13 @@ ACCEL_API bool accel_train(accel_t *acc, const accel_train_desc *desc, accel_pro
     accel__fit t = {.acc = acc, .d = desc ? *desc : (accel_train_desc){0}};
     if (!t.d.epochs) t.d.epochs = 3;
     if (!accel__fit_check(acc, &t.d)) return false;
-    struct sigaction action = {.sa_handler = accel__on_signal}, former[2];
-    accel__signal = 0;
-    if (!t.d.ignore_signals) sigaction(SIGINT, &action, &former[0]), sigaction(SIGTERM, &action, &former[1]);
+    struct sigaction former[ACCEL__COUNT(accel__signals)];
+    if (!t.d.ignore_signals) accel__signals_take(former);
     bool begun = accel__fit_begin(&t);
+    if (begun && t.stop && accel__fit_unevaluated(&t)) accel__fit_end_epoch(&t);
     while (begun && !t.stop && !accel_failed(acc)) accel__fit_epoch(&t);
     bool good = begun && !accel_failed(acc) && accel__fit_best(&t);
-    if (!t.d.ignore_signals) sigaction(SIGINT, &former[0], NULL), sigaction(SIGTERM, &former[1], NULL);
+    if (!t.d.ignore_signals) accel__signals_give_back(former);
     accel__fit_unregister(acc);
     if (t.metrics) accel__object_destroy(&t.metrics->object);
     if (progress) *progress = t.at.progress;

@@ -107,7 +107,7 @@ TEST(stopped_and_resumed_it_gives_the_same_bytes_and_the_same_evaluations) {
     setting whole = setting_of(1);
     accel_progress expected, p;
     CHECK(run(&whole, &expected));
-    for (int64_t stop = 1; stop < 12; stop++) {
+    for (int64_t stop = 1; stop <= 12; stop++) {
         clear_folder();
         setting first = setting_of(2), second = setting_of(3);
         first.d.output = second.d.output = FOLDER;
@@ -143,6 +143,50 @@ TEST(patience_ends_the_run_and_survives_a_resume) {
     accel_destroy(first.acc), accel_destroy(second.acc);
 }
 
+TEST(a_run_that_patience_ended_is_at_its_end_when_resumed) {
+    clear_folder();
+    setting first = setting_of(1), second = setting_of(1);
+    accel_progress p, again;
+    first.d.output = second.d.output = FOLDER, first.d.epochs = second.d.epochs = 50, first.d.patience = second.d.patience = 1;
+    first.d.min_improvement = second.d.min_improvement = 1e6f, second.d.resume = true, second.d.on_evaluate = count_evaluation;
+    CHECK(run(&first, &p) && p.stopped == ACCEL_NO_IMPROVEMENT && p.step == 8);
+    CHECK(run(&second, &again) && again.stopped == ACCEL_NO_IMPROVEMENT && again.step == 8 && second.evaluations == 0);
+    CHECK(same_model(&first, &second));
+    accel_destroy(first.acc), accel_destroy(second.acc);
+}
+
+/* The model has no finite weights while step 4 (and 12, where `twice`) is evaluated. */
+static float spoilt_bias[2];
+static bool spoil(void *user, const accel_progress *p) {
+    setting *s = user;
+    accel_tensor bias = accel_parameter_find(s->d.model, "classifier.bias");
+    if (p->step == 4 || (s->stop_at && p->step == 12))
+        CHECK(accel_read(bias, spoilt_bias, 2) && accel_write(bias, (const float[]){NAN, NAN}, 2));
+    return true;
+}
+static bool repair(void *user, const accel_progress *p) {
+    setting *s = user;
+    if (isnan(p->eval_loss)) CHECK(accel_write(accel_parameter_find(s->d.model, "classifier.bias"), spoilt_bias, 2));
+    s->evaluations += isnan(p->eval_loss);
+    return true;
+}
+
+TEST(a_score_that_is_not_a_number_is_never_the_best) {
+    for (int twice = 0; twice < 2; twice++) {
+        setting s = setting_of(1);
+        accel_progress p;
+        s.d.on_step = spoil, s.d.on_evaluate = repair, s.stop_at = twice, s.d.min_improvement = 1e6f;
+        CHECK(run(&s, &p));
+        CHECK(s.evaluations == 1 + twice && p.best_step == 8 && isfinite(p.best_score));
+        accel_destroy(s.acc);
+    }
+    setting s = setting_of(1);
+    accel_progress p;
+    s.d.on_step = spoil, s.d.on_evaluate = repair, s.d.epochs = 1, s.d.patience = 1;
+    CHECK(run(&s, &p) && p.best_step == 0 && isnan(p.best_score) && p.stopped == ACCEL_NO_IMPROVEMENT);
+    accel_destroy(s.acc);
+}
+
 TEST(the_best_state_is_kept_and_loaded_at_the_end) {
     clear_folder();
     setting s = setting_of(2);
@@ -161,6 +205,43 @@ TEST(the_best_state_is_kept_and_loaded_at_the_end) {
     accel_destroy(s.acc), accel_destroy(best.acc);
 }
 
+static int states(void) { return system("exit $(ls " FOLDER " | grep -c ^step-)") >> 8; }
+
+TEST(without_saving_only_the_best_is_kept_and_only_for_load_best) {
+    for (int load = 0; load < 2; load++) {
+        clear_folder();
+        setting s = setting_of(1);
+        accel_progress p;
+        s.d.output = FOLDER, s.d.save = ACCEL_NEVER, s.d.load_best = load;
+        CHECK(run(&s, &p) && p.step == 12);
+        CHECK(states() == load);
+        char best[64];
+        snprintf(best, sizeof best, FOLDER "/step-%d", (int)p.best_step);
+        CHECK((access(best, F_OK) == 0) == load);
+        accel_destroy(s.acc);
+    }
+}
+
+static bool read_metrics(void *user, const accel_progress *p) {
+    setting *s = user;
+    s->evaluations++;
+    CHECK(accel_metrics_examples(p->metrics) == 10 && accel_majority(p->metrics) == 0.5 && p->examples == 6);
+    CHECK(accel_accuracy(p->metrics) == p->eval_accuracy && p->epoch == s->evaluations);
+    return true;
+}
+
+TEST(callbacks_see_the_counts_and_states_hold_no_address) {
+    clear_folder();
+    for (int turn = 0; turn < 2; turn++) {
+        setting s = setting_of(1 + turn);
+        accel_progress p;
+        s.d.output = turn ? FOLDER "/b" : FOLDER "/a", s.d.on_evaluate = read_metrics;
+        CHECK(system("mkdir -p " FOLDER) == 0 && run(&s, &p) && s.evaluations == 3 && !p.metrics);
+        accel_destroy(s.acc);
+    }
+    CHECK(system("cmp " FOLDER "/a/step-12/state.safetensors " FOLDER "/b/step-12/state.safetensors") == 0);
+}
+
 static bool interrupt(void *user, const accel_progress *p) {
     if (p->step == ((setting *)user)->stop_at) raise(SIGTERM);
     return true;
@@ -177,6 +258,27 @@ TEST(a_signal_ends_the_run_after_the_step_with_its_state_saved) {
     struct sigaction now;
     sigaction(SIGTERM, NULL, &now);
     CHECK(now.sa_handler == SIG_DFL);
+    accel_destroy(s.acc);
+}
+
+TEST(a_signal_that_the_program_ignores_stays_ignored) {
+    setting s = setting_of(1);
+    accel_progress p;
+    signal(SIGTERM, SIG_IGN);
+    s.d.on_step = interrupt, s.stop_at = 5;
+    CHECK(run(&s, &p) && p.stopped == ACCEL_FINISHED && p.step == 12);
+    signal(SIGTERM, SIG_DFL);
+    accel_destroy(s.acc);
+}
+
+TEST(a_metric_of_classes_needs_a_model_of_classes) {
+    setting s = setting_of(1);
+    accel_encoder_config config = *accel_encoder_config_of(s.d.model);
+    config.problem = ACCEL_REGRESSION, config.num_labels = 1;
+    s.d.model = accel_encoder_create(s.acc, &config);
+    s.d.optimizer = accel_adam(s.acc, s.d.model, NULL), s.d.schedule = NULL, s.d.metric = "accuracy";
+    CHECK(!accel_train(s.acc, &s.d, NULL));
+    CHECK_TEXT(accel_message(s.acc), "metric accuracy needs a model of single labels");
     accel_destroy(s.acc);
 }
 
