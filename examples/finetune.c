@@ -34,16 +34,11 @@ typedef struct run {
     accel_loader *train, *eval;
     accel_optimizer *optimizer;
     accel_schedule *schedule;
-    accel_metrics *metrics;
-    FILE *log;
-    bool made_output;                /* the output folder was not there before */
-    int64_t steps;                   /* optimizer steps to do */
-    struct {                         /* saved and restored with the state */
-        int64_t epoch, step;         /* the present one, from 1; optimizer steps done */
-    } at;
-    double step_loss, step_examples; /* sums of the step's micro-batches */
-    double shown_loss, shown_steps;  /* sums since the last line */
-    double examples, seconds, timed_steps; /* trained by this process, evaluation left out */
+    accel_tracker *log;
+    bool made_output;                      /* the output folder was not there before */
+    int64_t steps;                         /* optimizer steps to do */
+    double shown_loss, shown_steps;        /* sums since the last line */
+    double examples, seconds, timed_steps; /* trained by this process; evaluating and saving left out */
     double step_began;
 } run;
 
@@ -83,7 +78,7 @@ static int read_settings(int argc, char **argv, settings *s) {
         option_number("--dropout", &s->dropout, 0, 0.99, "instead of the model's own"),
         option_choice("--precision", "fp32|bf16", &s->precision, "of the matrix products' operands"),
         option_int("--save-steps", &s->save_steps, 1, 0, "save the run's state in --output every N steps"),
-        option_int("--save-total-limit", &s->save_total_limit, 1, 1 << 20, "states to keep, the newest ones"),
+        option_int("--save-total-limit", &s->save_total_limit, 1, 1 << 20, "states to keep: the newest ones, and the best"),
         option_flag("--resume", &s->resume, "go on from the newest usable state in --output"),
         option_int("--seed", &s->seed, 0, 0, "of every random number"),
         option_int("--threads", &s->threads, 0, 4096, "0: all cores"),
@@ -176,7 +171,6 @@ static bool make_model_and_loaders(run *r) {
                            &(accel_loader_desc){.batch_size = (int)r->s.batch_size, .shuffle = !r->s.no_shuffle});
     if (r->s.eval)
         r->eval = make_loader(r, r->eval_rows, &(accel_loader_desc){.batch_size = EVAL_BATCH_SIZE, .evaluation = true});
-    r->metrics = accel_metrics_create(r->acc, accel_encoder_config_of(r->model)->num_labels);
     return !accel_failed(r->acc);
 }
 
@@ -200,12 +194,12 @@ static accel_schedule *make_schedule(const run *r) {
     return accel_linear_schedule_with_warmup(r->optimizer, warmup, r->steps);
 }
 
-static bool prepare(run *r) {
+static bool make_optimizer_and_schedule(run *r) {
     double lr = !isnan(r->s.lr) ? r->s.lr : r->s.from_scratch ? 5e-4 : 5e-5;
     r->optimizer = make_optimizer(r, (float)lr);
     r->steps = r->s.epochs * accel_steps_per_epoch(r->acc, r->train);
     r->schedule = make_schedule(r);
-    return accel_prepare(r->acc, r->model, r->optimizer, r->schedule, r->train, r->eval);
+    return !accel_failed(r->acc);
 }
 
 /* ---- what goes to files ---- */
@@ -227,67 +221,19 @@ static bool open_outputs(run *r) {
         fclose(file);
         unlink(probe);
     }
-    if (!r->s.log) return true;
-    r->log = fopen(r->s.log, r->s.resume ? "a" : "w");
-    return r->log ? true : cannot_write(r->s.log);
+    if (r->s.log)
+        r->log = accel_tracker_open(r->acc, ACCEL_TRACKER_JSONL, r->s.log, &(accel_tracker_desc){.append = r->s.resume});
+    return !accel_failed(r->acc);
 }
 
-/* Writes "name": value to the log; JSON has no NaN. */
-static void log_number(run *r, const char *name, double value) {
-    if (!r->log) return;
-    if (isfinite(value)) fprintf(r->log, "\"%s\": %.9g", name, value);
-    else fprintf(r->log, "\"%s\": null", name);
-}
-
-static void log_numbers(run *r, int count, const char *const *names, const double *values) {
-    if (!r->log) return;
-    for (int i = 0; i < count; i++) {
-        fputs(i ? ", " : "{", r->log);
-        log_number(r, names[i], values[i]);
-    }
-    fputs("}\n", r->log);
-    fflush(r->log);
-}
-
-static bool close_log(run *r) {
-    if (!r->log) return true;
-    bool good = !ferror(r->log);
-    good = fclose(r->log) == 0 && good;
-    r->log = NULL;
-    return good || cannot_write(r->s.log);
-}
-
-/* The state of the run: OUTPUT/step-N. */
-static void save_state(run *r) {
-    char folder[4200];
-    snprintf(folder, sizeof folder, "%.4000s/step-%lld", r->s.output, (long long)r->at.step);
-    accel_save_state(r->acc, folder);
-    if (r->s.save_total_limit) accel_limit_states(r->acc, r->s.output, (int)r->s.save_total_limit, -1);
-}
-
-static bool resume(run *r) {
-    char folder[4200];
-    r->at.epoch = 1;
-    accel_register_state(r->acc, "finetune", &r->at, sizeof r->at);
-    if (!r->s.resume) return !accel_failed(r->acc);
-    if (accel_find_state(r->acc, r->s.output, folder, sizeof folder) < 0) {
-        if (!accel_failed(r->acc)) printf("%s has no state to go on from: starting anew\n", r->s.output);
-        return !accel_failed(r->acc);
-    }
-    if (!accel_load_state(r->acc, folder)) return false;
-    printf("going on from %s\n", folder);
-    return true;
-}
-
-static bool save(run *r) {
-    if (!close_log(r)) return false;
+static bool save_model(run *r) {
     if (!r->s.output) return printf("the model is not saved: no --output\n"), true;
     if (!accel_save_pretrained(r->model, r->tokenizer, r->s.output)) return false;
     printf("saved in %s\n", r->s.output);
     return true;
 }
 
-/* ---- progress ---- */
+/* ---- what is shown and logged ---- */
 
 static double now(void) {
     struct timespec t;
@@ -319,87 +265,100 @@ static void show_begin(const run *r) {
 }
 
 /* A bar that is drawn again and again on a terminal, elsewhere a line for each tenth of the run. */
-static void show_progress(run *r, int epoch, double lr) {
+static void show_progress(run *r, const accel_progress *p) {
     static const char full[] = "####################", empty[] = "....................";
-    int width = (int)sizeof full - 1, filled = (int)(r->at.step * width / r->steps);
-    bool line = r->at.step * 10 / r->steps != (r->at.step - 1) * 10 / r->steps;
-    double rate = r->examples / r->seconds, left = r->seconds / r->timed_steps * (double)(r->steps - r->at.step);
+    int width = (int)sizeof full - 1, filled = (int)(p->step * width / p->steps);
+    bool line = p->step * 10 / p->steps != (p->step - 1) * 10 / p->steps;
+    double rate = r->examples / r->seconds, left = r->seconds / r->timed_steps * (double)(p->steps - p->step);
     if (!line && !on_terminal()) return;
     if (on_terminal()) printf("\r\033[K%.*s%.*s ", filled, full, width - filled, empty);
-    printf("epoch %d, step %lld of %lld: loss %.4f, lr %.3g, %.1f samples/s, %d:%02d left", epoch, (long long)r->at.step,
-           (long long)r->steps, r->shown_loss / r->shown_steps, lr, rate, (int)left / 60, (int)left % 60);
+    printf("epoch %lld, step %lld of %lld: loss %.4f, lr %.3g, %.1f samples/s, %d:%02d left", (long long)p->epoch,
+           (long long)p->step, (long long)p->steps, r->shown_loss / r->shown_steps, p->lr, rate, (int)left / 60,
+           (int)left % 60);
     if (!on_terminal()) printf("\n");
     if (line) r->shown_loss = r->shown_steps = 0;
     fflush(stdout);
 }
 
-/* ---- training ---- */
-
-static void end_step(run *r, int epoch, double lr, double norm) {
-    static const char *const names[] = {"step", "epoch", "loss", "lr", "grad_norm", "samples_per_second"};
-    double seconds = now() - r->step_began, loss = r->step_loss / r->step_examples;
-    r->at.step++;
+static bool on_step(void *user, const accel_progress *p) {
+    static const char *const names[] = {"epoch", "loss", "lr", "grad_norm", "samples_per_second"};
+    run *r = user;
+    double seconds = now() - r->step_began;
     r->seconds += seconds;
     r->timed_steps++;
-    r->examples += r->step_examples;
-    r->shown_loss += loss;
+    r->examples += (double)p->examples;
+    r->shown_loss += p->loss;
     r->shown_steps++;
-    log_numbers(r, 6, names, (const double[]){(double)r->at.step, epoch, loss, lr, norm, r->step_examples / seconds});
-    show_progress(r, epoch, lr);
-    r->step_loss = r->step_examples = 0;
-    if (r->s.save_steps && r->at.step % r->s.save_steps == 0) save_state(r);
+    if (r->log)
+        accel_track_all(r->log, p->step, 5, names, (const double[]){(double)p->epoch, p->loss, p->lr, p->grad_norm,
+                                                                    (double)p->examples / seconds});
+    show_progress(r, p);
     r->step_began = now();
+    return true;
 }
 
-static void train_batch(run *r, int epoch, const accel_batch *batch) {
-    float limit = r->s.max_grad_norm > 0 ? (float)r->s.max_grad_norm : INFINITY, norm = 0;
-    accel_zero_grad(r->optimizer);
-    accel_output out = accel_forward(r->model, batch);
-    accel_backward(r->acc, out.loss);
-    r->step_loss += (double)accel_item(out.loss) * batch->examples;
-    r->step_examples += batch->examples;
-    bool ends = accel_sync_gradients(r->acc);
-    double lr = accel_lr(r->optimizer);
-    if (ends && (r->log || isfinite(limit))) norm = accel_clip_grad_norm(r->optimizer, limit);
-    accel_step(r->optimizer);
-    accel_schedule_step(r->schedule);
-    if (ends && !accel_failed(r->acc)) end_step(r, epoch, lr, norm);
-}
-
-static void evaluate(run *r, int epoch) {
-    static const char *const names[] = {"step",          "epoch",     "eval_accuracy", "eval_f1",
-                                        "eval_matthews", "eval_loss", "eval_majority"};
-    double loss = 0, count = 0;
-    accel_batch batch;
-    accel_metrics_reset(r->metrics);
-    accel_eval_begin(r->acc);
-    while (accel_next(r->eval, &batch)) {
-        accel_output out = accel_forward(r->model, &batch);
-        accel_metrics_add(r->metrics, out.logits, batch.labels, batch.examples);
-        loss += (double)accel_item(out.loss) * batch.examples;
-        count += batch.examples;
-    }
-    accel_eval_end(r->acc);
-    if (accel_failed(r->acc)) return;
-    double accuracy = accel_accuracy(r->metrics), f1 = accel_f1(r->metrics), matthews = accel_matthews(r->metrics);
-    double majority = accel_majority(r->metrics);
+static bool on_evaluate(void *user, const accel_progress *p) {
+    static const char *const names[] = {"epoch", "eval_accuracy", "eval_f1", "eval_matthews", "eval_loss",
+                                        "eval_majority"};
+    run *r = user;
+    double majority = accel_majority(p->metrics);
     clear_bar();
-    printf("epoch %d: accuracy %.4f (the most frequent label alone: %.4f), F1 %.4f, Matthews %.4f, loss %.4f\n", epoch,
-           accuracy, majority, f1, matthews, loss / count);
+    printf("epoch %lld: accuracy %.4f (the most frequent label alone: %.4f), F1 %.4f, Matthews %.4f, loss %.4f\n",
+           (long long)p->epoch, p->eval_accuracy, majority, p->eval_f1, p->eval_matthews, p->eval_loss);
     fflush(stdout);
-    log_numbers(r, 7, names, (const double[]){(double)r->at.step, epoch, accuracy, f1, matthews, loss / count, majority});
+    if (r->log)
+        accel_track_all(r->log, p->step, 6, names, (const double[]){(double)p->epoch, p->eval_accuracy, p->eval_f1,
+                                                                    p->eval_matthews, p->eval_loss, majority});
+    r->step_began = now();
+    return true;
+}
+
+static bool on_save(void *user, const accel_progress *p, const char *folder) {
+    run *r = user;
+    (void)p, (void)folder;
+    r->step_began = now();
+    return true;
+}
+
+/* ---- training ---- */
+
+/* A signal leaves the state of the run instead of a model. */
+static bool stopped_by_signal(const run *r, const accel_progress *p) {
+    if (p->stopped != ACCEL_BY_SIGNAL) return false;
+    if (r->s.output)
+        fprintf(stderr, "stopped by a signal after step %lld of %lld; its state is in %s/step-%lld, go on with --resume\n",
+                (long long)p->step, (long long)p->steps, r->s.output, (long long)p->step);
+    else
+        fprintf(stderr, "stopped by a signal after step %lld of %lld; nothing is saved: no --output\n",
+                (long long)p->step, (long long)p->steps);
+    return true;
 }
 
 static bool train(run *r) {
+    accel_train_desc desc = {.model = r->model,
+                             .optimizer = r->optimizer,
+                             .schedule = r->schedule,
+                             .train = r->train,
+                             .evaluation = r->eval,
+                             .epochs = r->s.epochs,
+                             .max_grad_norm = (float)r->s.max_grad_norm,
+                             .save = r->s.save_steps ? ACCEL_EACH_STEPS : ACCEL_NEVER,
+                             .save_steps = r->s.save_steps,
+                             .output = r->s.output,
+                             .save_total_limit = (int)r->s.save_total_limit,
+                             .resume = r->s.resume,
+                             .on_step = on_step,
+                             .on_evaluate = on_evaluate,
+                             .on_save = on_save,
+                             .user = r};
+    accel_progress end;
     show_begin(r);
-    for (; r->at.epoch <= r->s.epochs && !accel_failed(r->acc); r->at.epoch++) {
-        accel_batch batch;
-        r->step_began = now();
-        while (accel_next(r->train, &batch)) train_batch(r, (int)r->at.epoch, &batch);
-        if (r->eval) evaluate(r, (int)r->at.epoch);
-    }
+    r->step_began = now();
+    bool good = accel_train(r->acc, &desc, &end);
     clear_bar();
-    return !accel_failed(r->acc);
+    accel_free(r->log); /* writes what is left */
+    r->log = NULL;
+    return good && !accel_failed(r->acc) && !stopped_by_signal(r, &end);
 }
 
 int main(int argc, char **argv) {
@@ -427,10 +386,9 @@ int main(int argc, char **argv) {
                                        .precision = strcmp(r.s.precision, "bf16") ? ACCEL_PRECISION_FP32
                                                                                   : ACCEL_PRECISION_BF16,
                                        .log = show_notice});
-    bool good = read_tables(&r) && make_model_and_loaders(&r) && prepare(&r) && open_outputs(&r) && resume(&r) && train(&r) &&
-                save(&r);
+    bool good = read_tables(&r) && make_model_and_loaders(&r) && make_optimizer_and_schedule(&r) && open_outputs(&r) &&
+                train(&r) && save_model(&r);
     if (accel_failed(r.acc)) fprintf(stderr, "%s\n", accel_message(r.acc));
-    if (!good) close_log(&r);
     if (!good && r.made_output) rmdir(r.s.output); /* as it is empty */
     accel_destroy(r.acc);
     return good ? 0 : 1;

@@ -247,6 +247,34 @@ if command -v script > /dev/null; then
     check "a bar on a terminal" grep -q "$(printf '\r\033')\\[K####################" "$T/terminal"
 fi
 
+# ---- a signal ----
+
+stopped() { # stopped OPTIONS...: a long run that gets SIGTERM after some steps; its status in $status
+    rm -f "$T/stopped.json"
+    build/finetune $tiny $train --text 1 --label mood --epochs 100000 --log "$T/stopped.json" "$@" > "$T/stdout" 2> "$T/stderr" &
+    process=$!
+    while [ "$(cat "$T/stopped.json" 2> /dev/null | wc -l)" -lt 5 ] && kill -0 $process 2> /dev/null; do sleep 0.01; done
+    kill -TERM $process
+    wait $process
+    status=$?
+}
+stopped --output "$T/stopped"
+check "a signal ends the run with status 1" [ $status -eq 1 ]
+check "it says where its state is" grep -qE '^stopped by a signal after step [0-9]+ of 600000; its state is in .*/step-[0-9]+' "$T/stderr"
+check "the state is there, and no model" sh -c "[ -s $T/stopped/step-*/state.safetensors ] && [ ! -e $T/stopped/config.json ]"
+step=$(ls "$T/stopped" | sed 's/step-//')
+check "it goes on from there" \
+    build/finetune $tiny $train --text 1 --label mood --epochs $((step / 6 + 1)) --output "$T/stopped" --resume --log "$T/stopped.json" \
+    > "$T/stdout" 2> "$T/stderr"
+check "and says so" contains "$T/stderr" "going on from $T/stopped/step-$step"
+check "to its end" [ -s "$T/stopped/model.safetensors" ]
+check "every step is logged once" [ "$(field "$T/stopped.json" step | uniq -d | wc -l)" -eq 0 ]
+stopped
+check "without --output it says so" contains "$T/stderr" 'nothing is saved: no --output'
+check "finetune --resume without a state starts anew" \
+    build/finetune $tiny $train --text 1 --label mood --epochs 1 --output "$T/anew" --resume > "$T/stdout" 2> "$T/stderr"
+check "with a notice" contains "$T/stderr" "$T/anew has no state to go on from: starting anew"
+
 # ---- bad input ----
 
 on() { # on NAME MESSAGE TRAIN [EVAL]: training from scratch on these files is refused
