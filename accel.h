@@ -55,6 +55,8 @@
    scope is in force and neither graph nor dropout exist. accel_keep lifts a tensor out of its scope. Using a handle
    after its scope ended is an error with a message, not a crash. After its first steps a training step calls the
    allocator no more. Data is read and written with accel_read, accel_write and accel_item: it may lie on a device.
+   accel_set_recompute trades time for memory: an encoder's layers keep their inputs only and are computed again in the
+   backward pass, with the same bits; accel_checkpoint does so for a function of one's own.
 
    GRADIENTS ARE POOLED BY WEIGHT. accel_backward adds w times the gradient, where w belongs to the micro-batch: the
    divisor of its first loss (number of labels, sum of class weights, number of elements), 1 where there is no
@@ -501,6 +503,13 @@ ACCEL_API accel_tensor accel_attention(accel_tensor qkv, const accel_attention_d
 ACCEL_API accel_tensor accel_detach(accel_tensor x);
 /* An operation of the user's own; see accel_custom_desc. */
 ACCEL_API accel_tensor accel_custom(accel_t *acc, const accel_custom_desc *desc);
+/* fn(acc, inputs, user), of which only the inputs (up to 8, null tensors allowed) and the result are kept: accel_backward
+   calls fn again and gets the same bits, random numbers included (torch.utils.checkpoint). So fn is called twice, must
+   make its result from its inputs and from parameters alone, and `user` must live until the scope ends. In fn no scope
+   ends, nothing is kept, freed or trained. A parameter that changed in between is an error in accel_backward. */
+ACCEL_API accel_tensor accel_checkpoint(accel_t *acc,
+                                        accel_tensor (*fn)(accel_t *acc, const accel_tensor *inputs, void *user),
+                                        const accel_tensor *inputs, int count, void *user);
 
 /* ---- losses (scalars; each sets the micro-batch's weight to its divisor if it is the first) ---- */
 
@@ -564,6 +573,10 @@ ACCEL_API void accel_set_dropout(accel_model *model, float p);
 /* Whether accel_forward gives the hidden states (Transformers' output_hidden_states). Default: no; then the last layer
    computes only what the head needs, the first token of each sequence, with the same results. */
 ACCEL_API void accel_output_hidden_states(accel_model *model, bool on);
+/* Whether each layer keeps only its input for the backward pass, which then computes the layer anew (Transformers'
+   gradient_checkpointing). Default: no. Same bits; less memory, about a third more time. Hidden states are inputs of
+   layers: accel_output_hidden_states gives all of them as before. It counts from the next accel_forward on. */
+ACCEL_API void accel_set_recompute(accel_model *model, bool on);
 /* Label smoothing and class weights of a single-label encoder's loss. */
 ACCEL_API void accel_set_loss(accel_model *model, const accel_cross_entropy_desc *desc);
 /* Runs an encoder on a packed batch; the loss is there where the batch has labels or targets. */
@@ -1127,6 +1140,7 @@ struct accel_t {
     accel__slot *scope[ACCEL__SCOPES];
     accel__chunk *chunks, *chunk;
     accel__node *tape;       /* the operation recorded last */
+    int checkpoints;         /* depth of functions of accel_checkpoint that are running */
     int evaluating;          /* depth of accel_eval_begin */
     uint64_t evaluation_calls; /* random operations in evaluation: they leave the step's alone */
     void *staging;           /* host memory for values on their way, kept */
@@ -1657,7 +1671,6 @@ static void *accel__node_alloc(accel_t *acc, size_t bytes) {
 static void accel__nodes_reset(accel_t *acc) {
     for (accel__chunk *chunk = acc->chunks; chunk; chunk = chunk->next) chunk->used = 0;
     acc->chunk = acc->chunks;
-    acc->tape = NULL;
 }
 
 /* ---- objects ---- */
@@ -1704,9 +1717,15 @@ static const char *accel__kind_text(accel__kind kind) {
     return index < (unsigned)ACCEL__COUNT(text) ? text[index] : "object of no known kind";
 }
 
+/* A function of accel_checkpoint may be called again: it must not change what lives outside of it. */
+static bool accel__outside_checkpoint(accel_t *acc, const char *where) {
+    return !acc->checkpoints ||
+           accel__fail(acc, ACCEL_BAD_STATE, "%s: not in a function that accel_checkpoint calls", where);
+}
+
 ACCEL_API void accel_free(void *pointer) {
     accel__object *object = (accel__object *)pointer;
-    if (!object) return;
+    if (!object || !accel__outside_checkpoint(object->acc, "accel_free")) return;
     if (object->users) {
         accel__fail(object->acc, ACCEL_BAD_STATE,
                     "accel_free: this %s is in use by %d other object%s: free those first",
@@ -2126,10 +2145,16 @@ static const int32_t *accel__ints(const accel__slot *slot) {
 
 /* ---- scopes ---- */
 
+/* Gives back what the operations behind `until` saved (NULL: all of them). */
+static void accel__tape_cut(accel_t *acc, accel__node *until) {
+    for (accel__node *node = acc->tape; node != until; node = node->previous)
+        for (int i = 0; i < ACCEL__MAX_SAVED; i++) accel__block_release(acc, node->saved[i]);
+    acc->tape = until;
+}
+
 static void accel__scope_end(accel_t *acc, int scope) {
     if (scope == ACCEL__TRAINING) {
-        for (accel__node *node = acc->tape; node; node = node->previous)
-            for (int i = 0; i < ACCEL__MAX_SAVED; i++) accel__block_release(acc, node->saved[i]);
+        accel__tape_cut(acc, NULL);
         accel__nodes_reset(acc);
     }
     accel__slot *slot = acc->scope[scope];
@@ -2165,6 +2190,7 @@ static void accel__micro_begin(accel_t *acc, bool last_of_epoch) {
 }
 
 static void accel__begin(accel_t *acc, bool last_of_epoch) {
+    if (!acc->evaluating && !accel__outside_checkpoint(acc, "accel_begin or accel_next")) return;
     accel__scope_end(acc, accel__current_scope(acc));
     if (!acc->evaluating) accel__micro_begin(acc, last_of_epoch);
 }
@@ -2189,7 +2215,7 @@ ACCEL_API void accel_eval_end(accel_t *acc) {
 
 ACCEL_API accel_tensor accel_keep(accel_tensor x) {
     accel__slot *slot = accel__get(x, "accel_keep");
-    if (!slot || slot->param || slot->scope == ACCEL__KEPT) return x;
+    if (!slot || slot->param || slot->scope == ACCEL__KEPT || !accel__outside_checkpoint(x.acc, "accel_keep")) return x;
     if (slot->node) {
         /* The graph may still need the slot: a kept tensor is another one on the same block, under the same handle. */
         accel__slot *ghost = accel__slot_take(x.acc);
@@ -2219,7 +2245,7 @@ ACCEL_API accel_tensor accel_keep(accel_tensor x) {
 
 ACCEL_API void accel_release(accel_tensor x) {
     accel__slot *slot = accel__get(x, "accel_release");
-    if (!slot) return;
+    if (!slot || !accel__outside_checkpoint(x.acc, "accel_release")) return;
     if (slot->scope != ACCEL__KEPT || slot->param) {
         accel__fail(x.acc, ACCEL_BAD_STATE, "accel_release: only a tensor that accel_keep kept can be released");
         return;
@@ -3872,11 +3898,10 @@ static bool accel__recording(const accel_t *acc, accel__slot *const *input, int 
     return false;
 }
 
-/* Puts an operation on the tape: a zeroed struct of `bytes` bytes that begins with an accel__node. NULL where nothing
-   is to be recorded. */
-static void *accel__record(accel_t *acc, size_t bytes, void (*backward)(accel_t *, accel__node *), accel__slot *output,
-                           accel__slot *const *input, int count) {
-    if (!output || !accel__recording(acc, input, count)) return NULL;
+/* Puts an operation on the tape: a zeroed struct of `bytes` bytes that begins with an accel__node. NULL where memory is
+   lacking. */
+static void *accel__record_new(accel_t *acc, size_t bytes, void (*backward)(accel_t *, accel__node *),
+                               accel__slot *output, accel__slot *const *input, int count) {
     accel__node *node = (accel__node *)accel__node_alloc(acc, bytes);
     accel__slot **inputs = node ? (accel__slot **)accel__node_alloc(acc, (size_t)count * sizeof *inputs) : NULL;
     if (!inputs) return NULL;
@@ -3890,6 +3915,13 @@ static void *accel__record(accel_t *acc, size_t bytes, void (*backward)(accel_t 
     output->node = node;
     output->requires_grad = true;
     return node;
+}
+
+/* The same where a gradient flows to an input; else NULL. */
+static void *accel__record(accel_t *acc, size_t bytes, void (*backward)(accel_t *, accel__node *), accel__slot *output,
+                           accel__slot *const *input, int count) {
+    if (!output || !accel__recording(acc, input, count)) return NULL;
+    return accel__record_new(acc, bytes, backward, output, input, count);
 }
 
 /* The result of an operation: its handle, unless something failed on the way. */
@@ -3931,9 +3963,19 @@ ACCEL_API bool accel_grad(accel_tensor x, float *values, int64_t count) {
     return true;
 }
 
+/* Hands the gradients on, from the operation `from` to the one recorded next after `until`. */
+static void accel__backward_walk(accel_t *acc, accel__node *from, const accel__node *until) {
+    for (accel__node *node = from; node && node != until; node = node->previous) {
+        if (!node->output->grad) continue;
+        if (acc->code == ACCEL_OK) node->backward(acc, node);
+        accel__block_release(acc, node->output->grad);
+        node->output->grad = NULL;
+    }
+}
+
 ACCEL_API void accel_backward(accel_t *acc, accel_tensor loss) {
     if (!loss.acc) loss.acc = acc;
-    if (accel_failed(acc)) return;
+    if (accel_failed(acc) || !accel__outside_checkpoint(acc, "accel_backward")) return;
     if (loss.acc != acc) {
         accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_backward: the loss belongs to another context");
         return;
@@ -3956,12 +3998,125 @@ ACCEL_API void accel_backward(accel_t *acc, accel_tensor loss) {
     accel__target seed = accel__gradient_of(acc, slot);
     if (!seed.at) return;
     acc->backend->fill(acc, seed.at, 1, (float)accel__micro_weight(acc));
-    for (accel__node *node = slot->node; node; node = node->previous) {
-        if (!node->output->grad) continue;
-        if (acc->code == ACCEL_OK) node->backward(acc, node);
-        accel__block_release(acc, node->output->grad);
-        node->output->grad = NULL;
+    accel__backward_walk(acc, slot->node, NULL);
+}
+
+/* ---- recomputation: what a function recorded is thrown away, and recorded again for its gradients ---- */
+
+/* A point to go back to. */
+typedef struct accel__mark {
+    accel__node *tape;
+    accel__slot *newest; /* of the scope */
+    accel__chunk *chunk; /* of the nodes' memory */
+    size_t used;
+} accel__mark;
+
+static accel__mark accel__mark_here(const accel_t *acc) {
+    return (accel__mark){acc->tape, acc->scope[ACCEL__TRAINING], acc->chunk, acc->chunk ? acc->chunk->used : 0};
+}
+
+/* Throws away everything since then but one tensor (or NULL); returns whether that was made since then. */
+static bool accel__rewind(accel_t *acc, accel__mark mark, accel__slot *except) {
+    accel__tape_cut(acc, mark.tape);
+    for (accel__chunk *chunk = mark.chunk ? mark.chunk->next : acc->chunks; chunk; chunk = chunk->next) chunk->used = 0;
+    acc->chunk = mark.chunk ? mark.chunk : acc->chunks;
+    if (mark.chunk) mark.chunk->used = mark.used;
+    accel__slot *slot = acc->scope[ACCEL__TRAINING], *kept = NULL;
+    while (slot != mark.newest) {
+        accel__slot *next = slot->next;
+        if (slot == except) kept = slot;
+        else accel__slot_free(acc, slot);
+        slot = next;
     }
+    if (kept) kept->next = mark.newest;
+    acc->scope[ACCEL__TRAINING] = kept ? kept : mark.newest;
+    return kept != NULL;
+}
+
+/* Sum of the versions of all parameters that the operations since then use. */
+static uint64_t accel__versions_since(const accel_t *acc, accel__mark mark) {
+    uint64_t sum = 0;
+    for (const accel__node *node = acc->tape; node != mark.tape; node = node->previous)
+        for (int i = 0; i < node->input_count; i++) {
+            const accel__param *param = node->input[i] ? node->input[i]->param : NULL;
+            if (param) sum += (param->joined ? param->joined : param)->packed.version;
+        }
+    return sum;
+}
+
+typedef struct accel__checkpoint_call {
+    accel_tensor (*fn)(accel_t *acc, const accel_tensor *inputs, void *user);
+    void *user;
+    uint64_t seed, calls; /* its random numbers begin there */
+} accel__checkpoint_call;
+
+typedef struct accel__checkpoint_node {
+    accel__node node;
+    accel__checkpoint_call call;
+    uint64_t versions;
+} accel__checkpoint_node;
+
+static accel_tensor accel__checkpoint_run(accel_t *acc, const accel__checkpoint_call *call, accel__slot *const *input,
+                                          int count) {
+    accel_tensor inputs[ACCEL_CUSTOM_INPUTS];
+    for (int i = 0; i < count; i++) inputs[i] = accel__handle(acc, input[i]);
+    acc->checkpoints++;
+    accel_tensor y = call->fn(acc, inputs, call->user);
+    acc->checkpoints--;
+    return y;
+}
+
+static void accel__checkpoint_backward(accel_t *acc, accel__node *node) {
+    const accel__checkpoint_node *c = (const accel__checkpoint_node *)node;
+    accel__mark mark = accel__mark_here(acc);
+    uint64_t seed = acc->desc.seed, calls = acc->micro.calls;
+    acc->desc.seed = c->call.seed;
+    acc->micro.calls = c->call.calls;
+    accel_tensor again = accel__checkpoint_run(acc, &c->call, node->input, node->input_count);
+    accel__slot *y = accel__operand(acc, again, "accel_checkpoint: the function's second call");
+    acc->desc.seed = seed;
+    acc->micro.calls = calls;
+    if (y && (!y->node || y->grad || !accel__shape_equal(y->shape, node->output->shape)))
+        accel__fail(acc, ACCEL_BAD_STATE, "accel_checkpoint: the function's second call gave another result");
+    if (accel__versions_since(acc, mark) != c->versions)
+        accel__fail(acc, ACCEL_BAD_STATE,
+                    "accel_backward: a parameter changed after the forward pass that is to be computed again");
+    if (acc->code == ACCEL_OK) {
+        node->output->grad->references++;
+        y->grad = node->output->grad;
+        accel__backward_walk(acc, y->node, mark.tape);
+    }
+    accel__rewind(acc, mark, NULL);
+}
+
+ACCEL_API accel_tensor accel_checkpoint(accel_t *acc,
+                                        accel_tensor (*fn)(accel_t *acc, const accel_tensor *inputs, void *user),
+                                        const accel_tensor *inputs, int count, void *user) {
+    const char *where = "accel_checkpoint";
+    if (accel_failed(acc)) return accel__null(acc);
+    if (!fn || count < 0 || count > ACCEL_CUSTOM_INPUTS || (count && !inputs)) {
+        accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: a function and 0 to %d inputs are needed", where,
+                    ACCEL_CUSTOM_INPUTS);
+        return accel__null(acc);
+    }
+    accel__slot *in[ACCEL_CUSTOM_INPUTS] = {NULL};
+    for (int i = 0; i < count; i++)
+        if (inputs[i].id && !(in[i] = accel__operand(acc, inputs[i], where))) return accel__null(acc);
+    if (acc->evaluating) return fn(acc, inputs, user);
+    accel__checkpoint_call call = {fn, user, acc->desc.seed, acc->micro.calls};
+    accel__mark mark = accel__mark_here(acc);
+    accel_tensor result = accel__checkpoint_run(acc, &call, in, count);
+    accel__slot *y = accel__operand_type(acc, result, ACCEL_FLOAT32, where);
+    uint64_t versions = accel__versions_since(acc, mark);
+    bool recorded = acc->tape != mark.tape && y && y->node;
+    if (!accel__rewind(acc, mark, y)) return accel__result(acc, y);
+    y->node = NULL;
+    y->requires_grad = false;
+    accel__checkpoint_node *node = NULL;
+    if (recorded)
+        node = (accel__checkpoint_node *)accel__record_new(acc, sizeof *node, accel__checkpoint_backward, y, in, count);
+    if (node) *node = (accel__checkpoint_node){node->node, call, versions};
+    return accel__result(acc, y);
 }
 
 /* ---- element by element, one operand ---- */
@@ -5521,7 +5676,7 @@ struct accel__encoder {
     accel__slot *pool_weight, *pool_bias;         /* DistilBERT: pre_classifier; BERT: pooler */
     accel__slot *classifier_weight, *classifier_bias;
     accel_tensor *hidden;
-    bool output_hidden;
+    bool output_hidden, recompute;
     float *class_weights;
     accel_cross_entropy_desc loss;
 };
@@ -5742,6 +5897,11 @@ ACCEL_API void accel_output_hidden_states(accel_model *model, bool on) {
     if (encoder) encoder->output_hidden = on;
 }
 
+ACCEL_API void accel_set_recompute(accel_model *model, bool on) {
+    accel__encoder *encoder = accel__encoder_of(model, "accel_set_recompute");
+    if (encoder) encoder->recompute = on;
+}
+
 ACCEL_API void accel_set_dropout(accel_model *model, float p) {
     accel__encoder *encoder = accel__encoder_of(model, "accel_set_dropout");
     if (!encoder || !accel__probability(model->object.acc, "accel_set_dropout", p)) return;
@@ -5819,11 +5979,12 @@ static bool accel__batch_check(accel_t *acc, const accel_encoder_config *c, cons
 
 /* ---- forward ---- */
 
-/* What a forward pass carries along. */
+/* What a forward pass carries along: all that its layers need to be computed again. */
 typedef struct accel__pass {
     accel_t *acc;
     accel__encoder *encoder;
-    const accel_batch *batch;
+    accel_encoder_config config;
+    accel_batch batch;      /* with offsets of its own */
     uint64_t place, call;   /* of its random numbers */
     const uint64_t *keys;   /* of each token: a function of its example's ordinal and its position */
     const uint64_t *first_keys; /* of the first tokens, one per example */
@@ -5857,7 +6018,7 @@ static accel__slot *accel__int_slot(accel_t *acc, int count) {
 
 /* An int tensor of values per token: given ones, positions, or zeros. */
 static accel__slot *accel__pass_ints(const accel__pass *pass, const int32_t *given, bool positions) {
-    const accel_batch *b = pass->batch;
+    const accel_batch *b = &pass->batch;
     accel__slot *slot = accel__int_slot(pass->acc, b->tokens);
     if (!slot) return NULL;
     int32_t *values = (int32_t *)slot->data;
@@ -5869,17 +6030,20 @@ static accel__slot *accel__pass_ints(const accel__pass *pass, const int32_t *giv
 }
 
 static bool accel__pass_keys(accel__pass *pass) {
-    const accel_batch *b = pass->batch;
-    accel__slot *slot = accel__int_slot(pass->acc, 2 * (b->tokens + b->examples));
+    const accel_batch *b = &pass->batch;
+    accel__slot *slot = accel__int_slot(pass->acc, 2 * (b->tokens + b->examples) + b->examples + 1);
     pass->first = slot ? accel__int_slot(pass->acc, b->examples) : NULL;
     if (!pass->first) return false;
     memcpy(pass->first->data, b->offsets, (size_t)b->examples * sizeof(int32_t));
     uint64_t *keys = (uint64_t *)slot->data, *first_keys = keys + b->tokens;
+    int32_t *offsets = (int32_t *)(void *)(first_keys + b->examples);
+    memcpy(offsets, b->offsets, ((size_t)b->examples + 1) * sizeof *offsets);
     for (int i = 0; i < b->examples; i++) {
         for (int32_t t = b->offsets[i]; t < b->offsets[i + 1]; t++)
             keys[t] = accel__mix((uint64_t)(b->first_ordinal + i), (uint64_t)(t - b->offsets[i]));
         first_keys[i] = keys[b->offsets[i]];
     }
+    pass->batch.offsets = offsets;
     pass->keys = keys;
     pass->first_keys = first_keys;
     return true;
@@ -5888,7 +6052,7 @@ static bool accel__pass_keys(accel__pass *pass) {
 /* The rows of the first tokens: [examples, width]. */
 static accel__slot *accel__pass_first(const accel__pass *pass, accel__slot *x) {
     if (!x) return NULL;
-    return accel__embedding(pass->acc, x, pass->first, accel_2d(pass->batch->examples, x->shape.dim[1]), -1);
+    return accel__embedding(pass->acc, x, pass->first, accel_2d(pass->batch.examples, x->shape.dim[1]), -1);
 }
 
 static accel__slot *accel__sum_of(const accel__pass *pass, accel__slot *a, accel__slot *b) {
@@ -5904,23 +6068,23 @@ static accel__slot *accel__sum_of(const accel__pass *pass, accel__slot *a, accel
 static accel__slot *accel__encoder_embed(const accel__pass *pass) {
     accel_t *acc = pass->acc;
     accel__encoder *e = pass->encoder;
-    accel_shape shape = accel_2d(pass->batch->tokens, e->config.dim);
-    accel__slot *ids = accel__pass_ints(pass, pass->batch->ids, false);
+    accel_shape shape = accel_2d(pass->batch.tokens, pass->config.dim);
+    accel__slot *ids = accel__pass_ints(pass, pass->batch.ids, false);
     accel__slot *positions = accel__pass_ints(pass, NULL, true);
     if (!ids || !positions) return NULL;
-    accel__slot *x = accel__embedding(acc, e->word, ids, shape, e->config.pad_token_id);
+    accel__slot *x = accel__embedding(acc, e->word, ids, shape, pass->config.pad_token_id);
     if (e->type) {
-        accel__slot *types = accel__pass_ints(pass, pass->batch->token_types, false);
+        accel__slot *types = accel__pass_ints(pass, pass->batch.token_types, false);
         x = types ? accel__sum_of(pass, x, accel__embedding(acc, e->type, types, shape, -1)) : NULL;
     }
     x = accel__sum_of(pass, x, accel__embedding(acc, e->position, positions, shape, -1));
     if (!x) return NULL;
     accel__slot *normed =
-        accel__norm(acc, x, NULL, e->norm_weight, e->norm_bias, e->config.layer_norm_eps, (accel_mask){0});
+        accel__norm(acc, x, NULL, e->norm_weight, e->norm_bias, pass->config.layer_norm_eps, (accel_mask){0});
     accel__pass_done(pass, x);
     if (!normed) return NULL;
-    return accel__drop(acc, normed, pass->batch->tokens,
-                       accel__pass_mask(pass, 0, ACCEL__SITE_EMBEDDING, e->config.dropout));
+    return accel__drop(acc, normed, pass->batch.tokens,
+                       accel__pass_mask(pass, 0, ACCEL__SITE_EMBEDDING, pass->config.dropout));
 }
 
 static accel__slot *accel__dense(accel_t *acc, accel__slot *x, accel__slot *weight, accel__slot *bias,
@@ -5931,14 +6095,14 @@ static accel__slot *accel__dense(accel_t *acc, accel__slot *x, accel__slot *weig
 
 /* [tokens, dim] -> [tokens, dim] */
 static accel__slot *accel__encoder_attention(const accel__pass *pass, int index, accel__slot *x) {
-    const accel_encoder_config *c = &pass->encoder->config;
+    const accel_encoder_config *c = &pass->config;
     const accel__encoder_layer *l = &pass->encoder->layer[index];
     accel__slot *in[7] = {x,
                           l->qkv_weight[0], l->qkv_weight[1], l->qkv_weight[2],
                           l->qkv_bias[0], l->qkv_bias[1], l->qkv_bias[2]};
     accel__slot *qkv = accel__linear(pass->acc, in, 3, ACCEL_NONE);
     if (!qkv) return NULL;
-    accel__slot *attended = accel__attend(pass->acc, qkv, c->heads, pass->batch->examples, pass->batch->offsets,
+    accel__slot *attended = accel__attend(pass->acc, qkv, c->heads, pass->batch.examples, pass->batch.offsets,
                                           accel__pass_mask(pass, index, ACCEL__SITE_ATTENTION, c->attention_dropout));
     accel__pass_done(pass, qkv);
     return attended;
@@ -5947,7 +6111,7 @@ static accel__slot *accel__encoder_attention(const accel__pass *pass, int index,
 /* What follows attention, row by row: out, residual + norm; up with activation, down, residual + norm. */
 static accel__slot *accel__encoder_rows(const accel__pass *pass, int index, accel__slot *attended, accel__slot *x) {
     accel_t *acc = pass->acc;
-    const accel_encoder_config *c = &pass->encoder->config;
+    const accel_encoder_config *c = &pass->config;
     const accel__encoder_layer *l = &pass->encoder->layer[index];
     /* DistilBERT has no dropout behind the attention's output. */
     float after_attention = c->architecture == ACCEL_BERT ? c->dropout : 0;
@@ -5977,7 +6141,7 @@ static accel__slot *accel__encoder_layer_forward(const accel__pass *pass, int in
 
 /* The last layer where only the first tokens' rows are needed: [examples, dim]. */
 static accel__slot *accel__encoder_last_layer(const accel__pass *pass, accel__slot *x) {
-    int index = pass->encoder->config.layers - 1;
+    int index = pass->config.layers - 1;
     accel__pass rows = *pass;
     rows.keys = pass->first_keys;
     accel__slot *attended = accel__encoder_attention(pass, index, x);
@@ -5988,23 +6152,50 @@ static accel__slot *accel__encoder_last_layer(const accel__pass *pass, accel__sl
     return y;
 }
 
+typedef struct accel__layer_call {
+    accel__pass pass;
+    int index;
+    bool first; /* the first tokens' rows are enough */
+} accel__layer_call;
+
+static accel__slot *accel__layer_run(const accel__layer_call *call, accel__slot *x) {
+    return call->first ? accel__encoder_last_layer(&call->pass, x)
+                       : accel__encoder_layer_forward(&call->pass, call->index, x);
+}
+
+static accel_tensor accel__layer_again(accel_t *acc, const accel_tensor *inputs, void *user) {
+    return accel__result(acc, accel__layer_run((const accel__layer_call *)user, accel__find(inputs[0])));
+}
+
+/* A layer, which keeps only its input where the model is set so. */
+static accel__slot *accel__encoder_next(const accel__pass *pass, int index, bool first, accel__slot *x) {
+    accel_t *acc = pass->acc;
+    accel__layer_call call = {*pass, index, first};
+    if (!pass->encoder->recompute || acc->evaluating) return accel__layer_run(&call, x);
+    accel__layer_call *kept = (accel__layer_call *)accel__node_alloc(acc, sizeof *kept);
+    if (!kept) return NULL;
+    *kept = call;
+    accel_tensor input = accel__handle(acc, x);
+    return accel__find(accel_checkpoint(acc, accel__layer_again, &input, 1, kept));
+}
+
 /* First tokens [examples, dim] through pooler or pre_classifier, dropout and classifier: [examples, num_labels]. */
 static accel__slot *accel__encoder_head(const accel__pass *pass, accel__slot *x) {
     accel_t *acc = pass->acc;
     accel__encoder *e = pass->encoder;
-    accel_activation activation = e->config.architecture == ACCEL_BERT ? ACCEL_TANH : ACCEL_RELU;
+    accel_activation activation = pass->config.architecture == ACCEL_BERT ? ACCEL_TANH : ACCEL_RELU;
     x = accel__dense(acc, x, e->pool_weight, e->pool_bias, activation);
-    accel_mask mask = accel__pass_mask(pass, 0, ACCEL__SITE_CLASSIFIER, e->config.classifier_dropout);
+    accel_mask mask = accel__pass_mask(pass, 0, ACCEL__SITE_CLASSIFIER, pass->config.classifier_dropout);
     mask.rows = NULL;
-    mask.first_row = (uint64_t)pass->batch->first_ordinal;
-    if (x) x = accel__drop(acc, x, pass->batch->examples, mask);
+    mask.first_row = (uint64_t)pass->batch.first_ordinal;
+    if (x) x = accel__drop(acc, x, pass->batch.examples, mask);
     return accel__dense(acc, x, e->classifier_weight, e->classifier_bias, ACCEL_NONE);
 }
 
 static accel_tensor accel__encoder_loss(accel__pass *pass, accel_tensor logits) {
     accel_t *acc = pass->acc;
-    const accel_batch *b = pass->batch;
-    const accel_encoder_config *c = &pass->encoder->config;
+    const accel_batch *b = &pass->batch;
+    const accel_encoder_config *c = &pass->config;
     if (c->problem == ACCEL_SINGLE_LABEL && b->labels)
         return accel_cross_entropy(logits, accel_from_ints(acc, accel_1d(b->examples), b->labels),
                                    &pass->encoder->loss);
@@ -6019,7 +6210,7 @@ static accel__slot *accel__encoder_hidden(const accel__pass *pass, accel__slot *
     for (int i = 0; x; i++) {
         encoder->hidden[i] = accel__handle(pass->acc, x);
         if (i == encoder->config.layers) break;
-        x = accel__encoder_layer_forward(pass, i, x);
+        x = accel__encoder_next(pass, i, false, x);
         if (pass->acc->evaluating) encoder->hidden[i] = accel__null(pass->acc); /* it is gone already */
     }
     return accel__pass_first(pass, x);
@@ -6027,8 +6218,9 @@ static accel__slot *accel__encoder_hidden(const accel__pass *pass, accel__slot *
 
 /* The last layer's first tokens alone. */
 static accel__slot *accel__encoder_first(const accel__pass *pass, accel__slot *x) {
-    for (int i = 0; x && i < pass->encoder->config.layers - 1; i++) x = accel__encoder_layer_forward(pass, i, x);
-    return x ? accel__encoder_last_layer(pass, x) : NULL;
+    int last = pass->config.layers - 1;
+    for (int i = 0; x && i <= last; i++) x = accel__encoder_next(pass, i, i == last, x);
+    return x;
 }
 
 ACCEL_API accel_output accel_forward(accel_model *model, const accel_batch *batch) {
@@ -6036,8 +6228,8 @@ ACCEL_API accel_output accel_forward(accel_model *model, const accel_batch *batc
     accel_t *acc = model ? model->object.acc : NULL;
     accel_output output = {accel__null(acc), accel__null(acc), NULL, 0};
     if (!encoder || !accel__batch_check(acc, &encoder->config, batch)) return output;
-    accel__pass pass = {.acc = acc, .encoder = encoder, .batch = batch, .place = accel__hash_text(model->name),
-                        .call = accel__next_call(acc)};
+    accel__pass pass = {.acc = acc, .encoder = encoder, .config = encoder->config, .batch = *batch,
+                        .place = accel__hash_text(model->name), .call = accel__next_call(acc)};
     accel__slot *x = accel__pass_keys(&pass) ? accel__encoder_embed(&pass) : NULL;
     x = encoder->output_hidden ? accel__encoder_hidden(&pass, x) : accel__encoder_first(&pass, x);
     if (!x) return output;

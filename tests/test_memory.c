@@ -192,6 +192,8 @@ static void run_under(heap *h) {
     training t = training_of(acc, 1, 7);
     train_epoch(acc, &t);
     evaluate(acc, &t);
+    accel_set_recompute(t.model, true);
+    train_epoch(acc, &t);
     accel_metrics *metrics = accel_metrics_create(acc, 2);
     accel_keep(accel_concat((accel_tensor[]){accel_randn(acc, accel_1d(3)), accel_full(acc, accel_1d(2), 1)}, 2, 0));
     int32_t label = 1;
