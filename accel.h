@@ -731,7 +731,7 @@ ACCEL_API float accel_gradient_check(accel_t *acc,
 typedef enum accel__kind {
     ACCEL__MODEL = 0x41434331, ACCEL__OPTIMIZER, ACCEL__SCHEDULE, ACCEL__DATA, ACCEL__LOADER, ACCEL__METRICS,
     ACCEL__TOKENIZER, ACCEL__TABLE, ACCEL__SAFETENSORS,
-    ACCEL__REGISTERED, ACCEL__SCORES, ACCEL__TRACKER, ACCEL__EMA
+    ACCEL__REGISTERED, ACCEL__SCORES, ACCEL__TRACKER, ACCEL__EMA, ACCEL__TRACE
 } accel__kind;
 
 /* First member of every object that a context owns. `uses` are objects that must outlive this one. */
@@ -1014,6 +1014,7 @@ typedef struct accel_backend {
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -1029,6 +1030,7 @@ typedef struct accel__slot accel__slot;
 typedef struct accel__node accel__node;
 typedef struct accel__param accel__param;
 typedef struct accel__pool accel__pool;
+typedef struct accel__trace accel__trace;
 
 /* A counted piece of a slab: the storage of tensors and gradients. */
 struct accel__block {
@@ -1130,6 +1132,7 @@ struct accel_t {
     accel_memory memory;
     const struct accel_backend *backend;
     accel__pool *pool;
+    accel__trace *trace;     /* NULL: nobody looks on */
     accel__object *objects;
     /* storage of tensors */
     accel__slab *slabs;
@@ -1755,6 +1758,107 @@ struct accel__pool {
 /* Number of the thread within its context: 0 for the caller's, 1 .. workers for ours. */
 static _Thread_local int accel__thread_index;
 
+/* ---- spans: what accel_trace_begin of accel_io.h has recorded. The calling thread makes the room, while no piece runs;
+   the thread that runs a piece notes it. ---- */
+
+enum { ACCEL__TRACE_DEPTH = 16, ACCEL__TRACE_LIMIT = 1 << 20 /* spans of one thread */ };
+
+typedef struct accel__span {
+    const char *name, *fields; /* literals; fields: names of the numbers, separated by commas, or NULL */
+    int64_t number[4];
+    int64_t begin, end;        /* nanoseconds of the monotonic clock */
+} accel__span;
+
+typedef struct accel__thread_spans {
+    accel__span *span;
+    size_t count, room;
+    char apart[64]; /* each thread's on a cache line of its own */
+} accel__thread_spans;
+
+struct accel__trace {
+    accel__object object;
+    char *path;
+    const accel_backend *plain; /* the table that does the work */
+    accel_backend table;        /* the one that tells the trace of it */
+    accel__thread_spans *threads;
+    int thread_count;
+    accel__span open[ACCEL__TRACE_DEPTH]; /* of the calling thread */
+    int depth, evaluation;                /* evaluation: its place among the open ones, or -1 */
+    int64_t began;
+    bool full;
+};
+
+static int64_t accel__now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+/* Room for `more` spans of every thread, besides those that are open; false where there is none. */
+static bool accel__trace_room(accel_t *acc, size_t more) {
+    accel__trace *trace = acc->trace;
+    for (int i = 0; i < trace->thread_count && !trace->full; i++) {
+        accel__thread_spans *own = &trace->threads[i];
+        size_t need = own->count + more + ACCEL__TRACE_DEPTH, room = 2 * own->room > need ? 2 * own->room : need;
+        if (need <= own->room) continue;
+        accel__span *larger =
+            need > ACCEL__TRACE_LIMIT ? NULL : (accel__span *)accel__realloc(acc, own->span, room * sizeof *larger);
+        if (!larger) trace->full = true;
+        else own->span = larger, own->room = room;
+    }
+    return !trace->full;
+}
+
+/* Opens a span of the calling thread. Returns what accel__span_end wants. */
+static int accel__span_begin(accel_t *acc, const char *name, const char *fields, int64_t a, int64_t b, int64_t c,
+                             int64_t d) {
+    accel__trace *trace = acc->trace;
+    if (!trace || trace->depth == ACCEL__TRACE_DEPTH || !accel__trace_room(acc, 1)) return -1;
+    trace->open[trace->depth] = (accel__span){name, fields, {a, b, c, d}, accel__now(), 0};
+    return trace->depth++;
+}
+
+/* Closes it, and those within it that are still open. */
+static void accel__span_end(accel_t *acc, int place) {
+    accel__trace *trace = acc->trace;
+    if (!trace || place < 0) return;
+    int64_t now = accel__now();
+    while (trace->depth > place) {
+        accel__span *span = &trace->open[--trace->depth];
+        span->end = now;
+        trace->threads[0].span[trace->threads[0].count++] = *span;
+    }
+}
+
+typedef struct accel__open_span {
+    accel_t *acc;
+    int place;
+} accel__open_span;
+
+static void accel__span_close(accel__open_span *span) { accel__span_end(span->acc, span->place); }
+
+/* A span until the end of the block, however it is left. */
+#define ACCEL__SPAN(acc, name, field, number)                                                  \
+    __attribute__((cleanup(accel__span_close), unused)) accel__open_span accel__open = {       \
+        (acc), (acc)->trace ? accel__span_begin((acc), name, field, (number), 0, 0, 0) : -1}
+
+typedef struct accel__traced {
+    accel__trace *trace;
+    void (*kernel)(void *, int);
+    void *argument;
+} accel__traced;
+
+/* Runs a piece and notes it under the name of the span that it is part of. */
+static void accel__traced_piece(void *argument, int piece) {
+    const accel__traced *traced = (const accel__traced *)argument;
+    accel__trace *trace = traced->trace;
+    int thread = accel__thread_index < trace->thread_count ? accel__thread_index : 0;
+    accel__span span = {trace->depth ? trace->open[trace->depth - 1].name : "work", "piece", {piece}, accel__now(), 0};
+    traced->kernel(traced->argument, piece);
+    span.end = accel__now();
+    trace->threads[thread].span[trace->threads[thread].count++] = span;
+}
+
 static void accel__pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -1813,6 +1917,11 @@ static void *accel__worker(void *argument) {
 
 ACCEL_API void accel__parallel(accel_t *acc, int pieces, void (*run)(void *argument, int piece), void *argument) {
     accel__pool *pool = acc->pool;
+    accel__traced traced = {acc->trace, run, argument};
+    if (acc->trace && pieces > 0 && accel__trace_room(acc, (size_t)pieces)) {
+        run = accel__traced_piece;
+        argument = &traced;
+    }
     if (!pool || !pool->workers || pieces <= 1) {
         for (int piece = 0; piece < pieces; piece++) run(argument, piece);
         return;
@@ -2200,7 +2309,9 @@ ACCEL_API void accel_begin(accel_t *acc) {
 }
 
 ACCEL_API void accel_eval_begin(accel_t *acc) {
-    if (acc) acc->evaluating++;
+    if (!acc) return;
+    if (acc->trace && !acc->evaluating) acc->trace->evaluation = accel__span_begin(acc, "evaluation", NULL, 0, 0, 0, 0);
+    acc->evaluating++;
 }
 
 ACCEL_API void accel_eval_end(accel_t *acc) {
@@ -2210,7 +2321,9 @@ ACCEL_API void accel_eval_end(accel_t *acc) {
         return;
     }
     if (acc->evaluating == 1) accel__scope_end(acc, ACCEL__EVALUATION);
-    acc->evaluating--;
+    if (--acc->evaluating || !acc->trace) return;
+    accel__span_end(acc, acc->trace->evaluation);
+    acc->trace->evaluation = -1;
 }
 
 ACCEL_API accel_tensor accel_keep(accel_tensor x) {
@@ -3997,6 +4110,7 @@ ACCEL_API void accel_backward(accel_t *acc, accel_tensor loss) {
     acc->micro.weight_set = acc->micro.had_backward = true;
     accel__target seed = accel__gradient_of(acc, slot);
     if (!seed.at) return;
+    ACCEL__SPAN(acc, "backward", NULL, 0);
     acc->backend->fill(acc, seed.at, 1, (float)accel__micro_weight(acc));
     accel__backward_walk(acc, slot->node, NULL);
 }
@@ -6159,6 +6273,7 @@ typedef struct accel__layer_call {
 } accel__layer_call;
 
 static accel__slot *accel__layer_run(const accel__layer_call *call, accel__slot *x) {
+    ACCEL__SPAN(call->pass.acc, "layer", "index", call->index);
     return call->first ? accel__encoder_last_layer(&call->pass, x)
                        : accel__encoder_layer_forward(&call->pass, call->index, x);
 }
@@ -6228,6 +6343,7 @@ ACCEL_API accel_output accel_forward(accel_model *model, const accel_batch *batc
     accel_t *acc = model ? model->object.acc : NULL;
     accel_output output = {accel__null(acc), accel__null(acc), NULL, 0};
     if (!encoder || !accel__batch_check(acc, &encoder->config, batch)) return output;
+    ACCEL__SPAN(acc, "forward", "examples", batch->examples);
     accel__pass pass = {.acc = acc, .encoder = encoder, .config = encoder->config, .batch = *batch,
                         .place = accel__hash_text(model->name), .call = accel__next_call(acc)};
     accel__slot *x = accel__pass_keys(&pass) ? accel__encoder_embed(&pass) : NULL;
@@ -6678,6 +6794,7 @@ ACCEL_API float accel_clip_grad_norm(accel_optimizer *opt, float max_norm) {
                     (double)max_norm);
         return NAN;
     }
+    ACCEL__SPAN(opt->object.acc, "gradient norm", NULL, 0);
     double norm = accel__gradient_norm(opt) * opt->window.clip, factor = max_norm / (norm + 1e-6);
     if (factor < 1 && !accel__mid_window(opt)) opt->window.clip *= factor;
     return (float)norm;
@@ -6706,6 +6823,7 @@ static void accel__skip_step(accel_optimizer *opt);
 ACCEL_API bool accel_step(accel_optimizer *opt) {
     if (!opt || accel_failed(opt->object.acc) || accel__mid_window(opt) || opt->window.consumed) return false;
     accel_t *acc = opt->object.acc;
+    ACCEL__SPAN(acc, "update", "step", opt->steps + 1);
     double norm = accel__gradient_norm(opt);
     bool any = false;
     for (size_t i = 0; i < accel__length(opt->params); i++) {
@@ -7112,6 +7230,7 @@ ACCEL_API bool accel_next(accel_loader *loader, accel_batch *batch) {
         accel_loader_set_epoch(loader, loader->epoch + 1);
         return false;
     }
+    ACCEL__SPAN(acc, "batch", "number", loader->cursor);
     bool training = !loader->desc.evaluation && !acc->evaluating;
     if (training || acc->evaluating)
         accel__begin(acc, training && loader->cursor + 1 == accel_loader_length(loader));

@@ -8,10 +8,10 @@
    CONTENTS (search for the anchor)
      >>io-types         descriptions
      >>io-functions     pretrained folders, safetensors, tokenizer, vocabulary, tables, labels, encoding, saved state,
-                        trainer, trackers
+                        trainer, trackers, traces
      implementation:    >>io-files >>io-safetensors >>io-config >>io-pretrained >>io-unicode >>io-tokenizer
                         >>io-vocabulary >>io-tables >>io-encoding >>io-state >>io-trainer
-                        >>io-trackers */
+                        >>io-trackers >>io-traces */
 #ifndef ACCEL_IO_H
 #define ACCEL_IO_H
 
@@ -285,6 +285,18 @@ ACCEL_API bool accel_tracker_flush(accel_tracker *tracker);
 /* The file that is written. */
 ACCEL_API const char *accel_tracker_path(const accel_tracker *tracker);
 
+/* ---- traces: what each thread does when ---- */
+
+/* Between these two everything that the context does is recorded, and accel_trace_end writes it to `path` for
+   chrome://tracing or ui.perfetto.dev (Trace Event Format, complete events): the phases batch, forward with its layers,
+   backward, gradient norm, update and evaluation; within them each operation of the back end with its sizes; and on
+   every thread the pieces of those operations. It changes no result. Some hundred bytes are kept for a piece, so a few
+   steps are what to trace; beyond a million spans of a thread recording stops, and a notice says so. A path that cannot
+   be written is an error of accel_trace_begin already; so is a second trace at the same time. A trace that is not
+   ended when the context goes is lost. */
+ACCEL_API bool accel_trace_begin(accel_t *acc, const char *path);
+ACCEL_API bool accel_trace_end(accel_t *acc);
+
 #ifdef __cplusplus
 }
 #endif
@@ -512,6 +524,14 @@ static char *accel__read_stream(accel_t *acc, FILE *file, const char *path, size
         room *= 2;
     }
     return NULL;
+}
+
+/* Finds out whether `path` can be written, and leaves nothing behind. */
+static bool accel__writable(accel_t *acc, const char *path) {
+    accel__writer w;
+    bool good = accel__writer_open(&w, acc, path);
+    accel__writer_abort(&w);
+    return good;
 }
 
 /* A whole file ("-": stdin) in memory of accel__alloc with a NUL behind it, which *bytes does not count. */
@@ -5617,5 +5637,170 @@ ACCEL_API bool accel_tracker_flush(accel_tracker *tracker) {
 }
 
 ACCEL_API const char *accel_tracker_path(const accel_tracker *tracker) { return tracker ? tracker->path : ""; }
+
+/* ============================================== >>io-traces =======================================================
+   A trace takes the place of the context's back-end table with one that notes each call as a span; accel.h notes the
+   phases and the pieces. */
+
+/* ---- the table ---- */
+
+#define ACCEL__TRACED(kernel, type, fields, a0, a1, a2, a3)                     \
+    static void accel__traced_##kernel(accel_t *acc, const type *a) {           \
+        int span = accel__span_begin(acc, #kernel, fields, a0, a1, a2, a3);     \
+        acc->trace->plain->kernel(acc, a);                                      \
+        accel__span_end(acc, span);                                             \
+    }
+
+ACCEL__TRACED(map, accel_map, "elements,backward", a->n, a->dy != NULL, 0, 0)
+ACCEL__TRACED(pair, accel_pair, "a,b,c,d", a->dim[0], a->dim[1], a->dim[2], a->dim[3])
+ACCEL__TRACED(reduce, accel_axis, "outer,n,inner", a->outer, a->n, a->inner, 0)
+ACCEL__TRACED(expand, accel_axis, "outer,n,inner", a->outer, a->n, a->inner, 0)
+ACCEL__TRACED(move, accel_move, "a,b,c,d", a->dim[0], a->dim[1], a->dim[2], a->dim[3])
+ACCEL__TRACED(gather, accel_rows, "rows,width", a->n, a->width, 0, 0)
+ACCEL__TRACED(scatter, accel_rows, "rows,width", a->n, a->width, 0, 0)
+ACCEL__TRACED(norm, accel_norm, "rows,width", a->rows, a->width, 0, 0)
+ACCEL__TRACED(norm_backward, accel_norm, "rows,width", a->rows, a->width, 0, 0)
+ACCEL__TRACED(softmax, accel_softmax_rows, "rows,width,backward", a->rows, a->width, a->dy != NULL, 0)
+ACCEL__TRACED(drop, accel_drop, "rows,width", a->rows, a->width, 0, 0)
+ACCEL__TRACED(attend, accel_attend, "sequences,heads,width,longest", a->sequences, a->heads, a->width, a->longest)
+ACCEL__TRACED(attend_backward, accel_attend, "sequences,heads,width,longest", a->sequences, a->heads, a->width,
+              a->longest)
+ACCEL__TRACED(cross_entropy, accel_cross_entropy_rows, "rows,classes", a->n, a->classes, 0, 0)
+ACCEL__TRACED(pointwise_loss, accel_pointwise_loss, "elements", a->n, 0, 0, 0)
+
+static void accel__traced_fill(accel_t *acc, float *x, int64_t n, float value) {
+    int span = accel__span_begin(acc, "fill", "elements", n, 0, 0, 0);
+    acc->trace->plain->fill(acc, x, n, value);
+    accel__span_end(acc, span);
+}
+
+/* The first product's sizes, and how many of them run at once. */
+static void accel__traced_gemm(accel_t *acc, const accel_gemm *list, int count) {
+    int span = accel__span_begin(acc, "gemm", "m,n,k,products", list->m, list->n, list->k, count * list->batch);
+    acc->trace->plain->gemm(acc, list, count);
+    accel__span_end(acc, span);
+}
+
+static void accel__traced_squares(accel_t *acc, const accel_update *list, int count, double *sums) {
+    int span = accel__span_begin(acc, "squares", "stretches", count, 0, 0, 0);
+    acc->trace->plain->squares(acc, list, count, sums);
+    accel__span_end(acc, span);
+}
+
+static void accel__traced_update(accel_t *acc, const accel_update *list, int count, const accel_update_rule *rule) {
+    int span = accel__span_begin(acc, "update", "stretches", count, 0, 0, 0);
+    acc->trace->plain->update(acc, list, count, rule);
+    accel__span_end(acc, span);
+}
+
+static accel_backend accel__traced_table(const accel_backend *plain) {
+    accel_backend table = *plain; /* moving bytes is left alone */
+    table.fill = accel__traced_fill, table.gemm = accel__traced_gemm, table.map = accel__traced_map;
+    table.pair = accel__traced_pair, table.reduce = accel__traced_reduce, table.expand = accel__traced_expand;
+    table.move = accel__traced_move, table.gather = accel__traced_gather, table.scatter = accel__traced_scatter;
+    table.norm = accel__traced_norm, table.norm_backward = accel__traced_norm_backward;
+    table.softmax = accel__traced_softmax, table.drop = accel__traced_drop;
+    table.attend = accel__traced_attend, table.attend_backward = accel__traced_attend_backward;
+    table.cross_entropy = accel__traced_cross_entropy, table.pointwise_loss = accel__traced_pointwise_loss;
+    table.squares = accel__traced_squares, table.update = accel__traced_update;
+    return table;
+}
+
+/* ---- the file ---- */
+
+static void accel__trace_put_thread(accel__writer *w, int thread) {
+    char name[32] = "main";
+    if (thread) snprintf(name, sizeof name, "worker %d", thread);
+    accel__writer_printf(w, ",\n{\"ph\": \"M\", \"pid\": 1, \"tid\": %d, \"name\": \"thread_name\", "
+                            "\"args\": {\"name\": \"%s\"}}", thread, name);
+    accel__writer_printf(w, ",\n{\"ph\": \"M\", \"pid\": 1, \"tid\": %d, \"name\": \"thread_sort_index\", "
+                            "\"args\": {\"sort_index\": %d}}", thread, thread);
+}
+
+/* Nanoseconds as microseconds, whatever the program's locale has for a point. */
+static void accel__trace_put_time(accel__writer *w, const char *name, int64_t time) {
+    accel__writer_printf(w, "\"%s\": %lld.%03d, ", name, (long long)(time / 1000), (int)(time % 1000));
+}
+
+static void accel__trace_put_span(accel__writer *w, const accel__span *span, int thread, int64_t began) {
+    accel__writer_printf(w, ",\n{\"ph\": \"X\", \"pid\": 1, \"tid\": %d, ", thread);
+    accel__trace_put_time(w, "ts", span->begin - began);
+    accel__trace_put_time(w, "dur", span->end - span->begin);
+    accel__writer_printf(w, "\"name\": \"%s\", \"args\": {", span->name);
+    const char *field = span->fields;
+    for (int i = 0; field && *field; i++) {
+        int length = (int)strcspn(field, ",");
+        accel__writer_printf(w, "%s\"%.*s\": %lld", i ? ", " : "", length, field, (long long)span->number[i]);
+        field += length + (field[length] == ',');
+    }
+    accel__writer_printf(w, "}}");
+}
+
+static bool accel__trace_write(const accel__trace *trace) {
+    accel__writer w;
+    if (!accel__writer_open(&w, trace->object.acc, trace->path)) return false;
+    accel__writer_printf(&w, "{\"displayTimeUnit\": \"ms\", \"otherData\": {\"accel.h\": \"%s\", \"BLAS core\": "
+                             "\"%s\"}, \"traceEvents\": [\n{\"ph\": \"M\", \"pid\": 1, \"tid\": 0, \"name\": "
+                             "\"process_name\", \"args\": {\"name\": \"accel.h\"}}",
+                         ACCEL_VERSION, accel_blas_core());
+    for (int i = 0; i < trace->thread_count; i++) accel__trace_put_thread(&w, i);
+    for (int i = 0; i < trace->thread_count; i++)
+        for (size_t j = 0; j < trace->threads[i].count; j++)
+            accel__trace_put_span(&w, &trace->threads[i].span[j], i, trace->began);
+    accel__writer_printf(&w, "\n]}\n");
+    return accel__writer_commit(&w);
+}
+
+/* ---- the interface ---- */
+
+static void accel__trace_destroy(accel__object *object) {
+    accel__trace *trace = (accel__trace *)(void *)object;
+    accel_t *acc = object->acc;
+    if (acc->trace == trace) {
+        acc->backend = trace->plain;
+        acc->trace = NULL;
+    }
+    for (int i = 0; i < trace->thread_count; i++) accel__free(acc, trace->threads[i].span);
+    accel__free(acc, trace->threads);
+    accel__free(acc, trace->path);
+}
+
+ACCEL_API bool accel_trace_begin(accel_t *acc, const char *path) {
+    if (accel_failed(acc)) return false;
+    if (acc->trace) return accel__fail(acc, ACCEL_BAD_STATE, "accel_trace_begin: a trace is under way");
+    if (!path || !*path) return accel__fail(acc, ACCEL_BAD_ARGUMENT, "accel_trace_begin: a path is expected");
+    if (!accel__writable(acc, path)) return false;
+    accel__trace *trace = (accel__trace *)accel__object_create(acc, ACCEL__TRACE, sizeof *trace, accel__trace_destroy);
+    if (!trace) return false;
+    size_t bytes = (size_t)accel_threads(acc) * sizeof *trace->threads;
+    trace->path = accel__strdup(acc, path);
+    trace->threads = (accel__thread_spans *)accel__alloc(acc, bytes);
+    if (accel_failed(acc)) {
+        accel__object_destroy(&trace->object);
+        return false;
+    }
+    memset(trace->threads, 0, bytes);
+    trace->thread_count = accel_threads(acc);
+    trace->plain = acc->backend;
+    trace->table = accel__traced_table(acc->backend);
+    trace->evaluation = -1;
+    trace->began = accel__now();
+    acc->backend = &trace->table;
+    acc->trace = trace;
+    return true;
+}
+
+ACCEL_API bool accel_trace_end(accel_t *acc) {
+    if (accel_failed(acc)) return false;
+    accel__trace *trace = acc->trace;
+    if (!trace) return accel__fail(acc, ACCEL_BAD_STATE, "accel_trace_end: there was no accel_trace_begin");
+    if (trace->depth) accel__span_end(acc, 0);
+    if (trace->full)
+        accel__note(acc, "%s: its end is missing, since a thread had more than %d spans", trace->path,
+                    ACCEL__TRACE_LIMIT);
+    bool good = accel__trace_write(trace);
+    accel__object_destroy(&trace->object);
+    return good;
+}
 
 #endif /* ACCEL_IMPLEMENTATION */
