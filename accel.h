@@ -319,6 +319,8 @@ typedef struct accel_adam_desc { /* torch.optim.Adam and AdamW */
     bool amsgrad;
     const accel_param_group *groups;
     int group_count;
+    float layer_decay; /* of an encoder, in (0, 1]; 0: 1. With L layers, layer l (from 0) learns at lr decay^(L - l),
+                          the embeddings at lr decay^(L + 1), the head at lr (as in BEiT); it multiplies a group's lr */
 } accel_adam_desc;
 
 typedef struct accel_sgd_desc { /* torch.optim.SGD */
@@ -327,6 +329,7 @@ typedef struct accel_sgd_desc { /* torch.optim.SGD */
     bool nesterov;
     const accel_param_group *groups;
     int group_count;
+    float layer_decay;          /* as in accel_adam_desc */
 } accel_sgd_desc;
 
 /* ---- data ---- */
@@ -577,7 +580,8 @@ ACCEL_API void accel_output_hidden_states(accel_model *model, bool on);
    gradient_checkpointing). Default: no. Same bits; less memory, about a third more time. Hidden states are inputs of
    layers: accel_output_hidden_states gives all of them as before. It counts from the next accel_forward on. */
 ACCEL_API void accel_set_recompute(accel_model *model, bool on);
-/* Label smoothing and class weights of a single-label encoder's loss. */
+/* Label smoothing and class weights of a single-label encoder's loss, in training and in evaluation; NULL: neither.
+   (What accel_train evaluates is the plain loss.) */
 ACCEL_API void accel_set_loss(accel_model *model, const accel_cross_entropy_desc *desc);
 /* Runs an encoder on a packed batch; the loss is there where the batch has labels or targets. */
 ACCEL_API accel_output accel_forward(accel_model *model, const accel_batch *batch);
@@ -607,6 +611,9 @@ ACCEL_API int64_t accel_steps_skipped(const accel_optimizer *opt);
 /* The rate in force (without the groups' own), and the base rate that schedules scale. */
 ACCEL_API float accel_lr(const accel_optimizer *opt);
 ACCEL_API void accel_set_lr(accel_optimizer *opt, float lr);
+/* The rate in force of one parameter: its group's or the base rate, times layer_decay's and the schedule's factors.
+   NaN, with an error, where the optimizer has none of that name; of several models' the first one's. */
+ACCEL_API double accel_lr_of(const accel_optimizer *opt, const char *name);
 
 /* ---- averaged weights ---- */
 
@@ -1108,6 +1115,7 @@ struct accel__param {
     bool *has_moments;       /* [rows] whether a row's optimizer state may be other than zero; NULL: every row's may */
     float *moment[3];        /* optimizer state, NULL where not used */
     float lr, weight_decay;  /* of its group; lr 0: the optimizer's */
+    double lr_scale;         /* of its layer */
     void *storage;           /* what to free: the first of joined parameters owns the storage of all */
 };
 
@@ -5382,7 +5390,7 @@ struct accel_optimizer {
     accel__object object;
     accel_update_rule rule;
     bool amsgrad;
-    float base_lr, weight_decay;
+    float base_lr, weight_decay, layer_decay;
     double factor;           /* of the schedule */
     accel__param **params;   /* stb_ds array */
     accel_param_group *groups;
@@ -5889,6 +5897,22 @@ static void accel__encoder_qkv(accel_model *model, const char *prefix, const cha
     memcpy(p, listed, sizeof listed);
 }
 
+static const char *accel__base_prefix(accel_architecture architecture) {
+    return architecture == ACCEL_BERT ? "bert." : "distilbert.";
+}
+
+static const char *accel__layers_prefix(accel_architecture architecture) {
+    return architecture == ACCEL_BERT ? "bert.encoder.layer." : "distilbert.transformer.layer.";
+}
+
+/* Where a parameter stands in an encoder of L layers: 0 the embeddings, l + 1 layer l, L + 1 the head. */
+static int accel__encoder_depth(const accel_encoder_config *c, const char *name) {
+    const char *layers = accel__layers_prefix(c->architecture), *base = accel__base_prefix(c->architecture);
+    if (!strncmp(name, layers, strlen(layers))) return atoi(name + strlen(layers)) + 1;
+    bool embedded = !strncmp(name, base, strlen(base)) && !strncmp(name + strlen(base), "embeddings.", 11);
+    return embedded ? 0 : c->layers + 1;
+}
+
 static void accel__encoder_layer_create(accel_model *model, int index, accel__encoder_layer *l) {
     const accel_encoder_config *c = &model->encoder->config;
     static const char *const distilbert[] = {"attention.q_lin",   "attention.k_lin",  "attention.v_lin",
@@ -5899,8 +5923,7 @@ static void accel__encoder_layer_create(accel_model *model, int index, accel__en
                                        "output.dense", "output.LayerNorm"};
     const char *const *names = c->architecture == ACCEL_BERT ? bert : distilbert;
     char prefix[64];
-    snprintf(prefix, sizeof prefix,
-             c->architecture == ACCEL_BERT ? "bert.encoder.layer.%d." : "distilbert.transformer.layer.%d.", index);
+    snprintf(prefix, sizeof prefix, "%s%d.", accel__layers_prefix(c->architecture), index);
     accel__encoder_qkv(model, prefix, names, c->dim, l);
     accel__encoder_pair(model, prefix, names[3], c->dim, c->dim, &l->out_weight, &l->out_bias);
     accel__encoder_pair(model, prefix, names[4], 0, c->dim, &l->norm_weight, &l->norm_bias);
@@ -5913,7 +5936,7 @@ static void accel__encoder_create_parameters(accel_model *model) {
     accel__encoder *e = model->encoder;
     const accel_encoder_config *c = &e->config;
     bool bert = c->architecture == ACCEL_BERT;
-    const char *prefix = bert ? "bert." : "distilbert.";
+    const char *prefix = accel__base_prefix(c->architecture);
     char name[96];
     snprintf(name, sizeof name, "%sembeddings.word_embeddings.weight", prefix);
     e->word = accel__param_new(model, name, accel_2d(c->vocab_size, c->dim));
@@ -6598,9 +6621,17 @@ static bool accel__updates_grow(accel_optimizer *opt) {
     return opt->updates && opt->sums;
 }
 
+/* Layer-wise decay (ELECTRA, arXiv:2003.10555), with the exponents of BEiT's LayerDecayValueAssigner. */
+static double accel__layer_scale(const accel_optimizer *opt, const accel__param *param) {
+    if (opt->layer_decay == 0) return 1;
+    const accel_encoder_config *c = accel_encoder_config_of(param->model);
+    return pow((double)opt->layer_decay, c->layers + 1 - accel__encoder_depth(c, param->name));
+}
+
 /* The group's rates: kept as the description's codes, 0 for the optimizer's own. */
 static void accel__param_group(const accel_optimizer *opt, accel__param *param) {
     param->lr = param->weight_decay = 0;
+    param->lr_scale = accel__layer_scale(opt, param);
     for (int i = 0; i < opt->group_count; i++) {
         if (!accel__match(opt->groups[i].match, param->name)) continue;
         param->lr = opt->groups[i].lr;
@@ -6618,6 +6649,8 @@ ACCEL_API bool accel_optimizer_add(accel_optimizer *opt, accel_model *model) {
     if (opt->object.uses[ACCEL__COUNT(opt->object.uses) - 1])
         return accel__fail(acc, ACCEL_BAD_STATE, "accel_optimizer_add: an optimizer trains %d models at most",
                            ACCEL__COUNT(opt->object.uses));
+    if (opt->layer_decay != 0 && !model->encoder)
+        return accel__fail(acc, ACCEL_BAD_ARGUMENT, "layer_decay is for encoders, which model %s is not", model->name);
     for (int i = 0; i < accel__param_count(model); i++)
         if (model->params[i]->optimizer)
             return accel__fail(acc, ACCEL_BAD_STATE,
@@ -6634,22 +6667,30 @@ ACCEL_API bool accel_optimizer_add(accel_optimizer *opt, accel_model *model) {
     return accel__updates_grow(opt);
 }
 
+/* What the descriptions have in common, as it is meant. */
+typedef struct accel__rates {
+    float lr, weight_decay, layer_decay;
+    const accel_param_group *groups;
+    int group_count;
+} accel__rates;
+
 static accel_optimizer *accel__optimizer_create(accel_t *acc, const char *where, accel_model *model,
-                                                accel_update_rule rule, float lr, float weight_decay,
-                                                const accel_param_group *groups, int count) {
+                                                accel_update_rule rule, accel__rates rates) {
     if (accel_failed(acc)) return NULL;
     accel_optimizer *opt =
         (accel_optimizer *)accel__object_create(acc, ACCEL__OPTIMIZER, sizeof *opt, accel__optimizer_destroy);
     if (!opt) return NULL;
     opt->rule = rule;
-    opt->base_lr = lr;
-    opt->weight_decay = weight_decay;
+    opt->base_lr = rates.lr;
+    opt->weight_decay = rates.weight_decay;
+    opt->layer_decay = rates.layer_decay;
     opt->factor = 1;
     opt->window.round = 1;
     accel__window_reset(&opt->window);
-    bool valid = accel__check_number(acc, where, "lr", lr, 0, FLT_MAX) &&
-                 accel__check_number(acc, where, "weight_decay", weight_decay, 0, FLT_MAX) &&
-                 accel__groups_copy(opt, where, groups, count) && accel_optimizer_add(opt, model);
+    bool valid = accel__check_number(acc, where, "lr", rates.lr, 0, FLT_MAX) &&
+                 accel__check_number(acc, where, "weight_decay", rates.weight_decay, 0, FLT_MAX) &&
+                 accel__check_number(acc, where, "layer_decay", rates.layer_decay, 0, 1) &&
+                 accel__groups_copy(opt, where, rates.groups, rates.group_count) && accel_optimizer_add(opt, model);
     if (valid) return opt;
     accel__object_destroy(&opt->object);
     return NULL;
@@ -6665,8 +6706,9 @@ static accel_optimizer *accel__adam(accel_t *acc, const char *where, accel_model
         !accel__check_number(acc, where, "beta2", rule.beta2, 0, below_one) ||
         !accel__check_number(acc, where, "eps", rule.eps, 0, FLT_MAX))
         return NULL;
-    accel_optimizer *opt = accel__optimizer_create(acc, where, model, rule, accel__or(d.lr, 1e-3f),
-                                                   accel__or(d.weight_decay, decay), d.groups, d.group_count);
+    accel__rates rates = {accel__or(d.lr, 1e-3f), accel__or(d.weight_decay, decay), d.layer_decay, d.groups,
+                          d.group_count};
+    accel_optimizer *opt = accel__optimizer_create(acc, where, model, rule, rates);
     if (opt) opt->amsgrad = d.amsgrad;
     return opt;
 }
@@ -6693,8 +6735,9 @@ ACCEL_API accel_optimizer *accel_sgd(accel_t *acc, accel_model *model, const acc
         accel__fail(acc, ACCEL_BAD_ARGUMENT, "%s: nesterov needs a momentum and no dampening", where);
         return NULL;
     }
-    return accel__optimizer_create(acc, where, model, rule, accel__or(d.lr, 1e-3f), accel__or(d.weight_decay, 0),
-                                   d.groups, d.group_count);
+    accel__rates rates = {accel__or(d.lr, 1e-3f), accel__or(d.weight_decay, 0), d.layer_decay, d.groups,
+                          d.group_count};
+    return accel__optimizer_create(acc, where, model, rule, rates);
 }
 
 /* True where this micro-batch does not end its accumulation window. */
@@ -6734,6 +6777,10 @@ static bool accel__moments(accel_optimizer *opt, accel__param *param) {
     return true;
 }
 
+static double accel__param_lr(const accel_optimizer *opt, const accel__param *param) {
+    return (double)accel__or(param->lr, opt->base_lr) * param->lr_scale * opt->factor;
+}
+
 /* Lists the stretches of a parameter that has a gradient. */
 static int accel__updates_of(accel_optimizer *opt, accel__param *param, accel_update *list) {
     const accel__slot *slot = param->slot;
@@ -6741,7 +6788,7 @@ static int accel__updates_of(accel_optimizer *opt, accel__param *param, accel_up
     int64_t stretch = accel__stretch(slot);
     double t = (double)(param->steps + 1);
     float *const *moment = param->moment;
-    accel_update whole = {.lr = (float)(accel__or(param->lr, opt->base_lr) * opt->factor),
+    accel_update whole = {.lr = (float)accel__param_lr(opt, param),
                           .weight_decay = accel__or(param->weight_decay, opt->weight_decay),
                           .row_width = sparse ? slot->shape.dim[1] : 0,
                           .correction1 = (float)(1 - pow((double)opt->rule.beta1, t)),
@@ -6853,6 +6900,15 @@ ACCEL_API bool accel_step(accel_optimizer *opt) {
 ACCEL_API int64_t accel_steps_taken(const accel_optimizer *opt) { return opt ? opt->steps : 0; }
 ACCEL_API int64_t accel_steps_skipped(const accel_optimizer *opt) { return opt ? opt->skipped : 0; }
 ACCEL_API float accel_lr(const accel_optimizer *opt) { return opt ? (float)(opt->base_lr * opt->factor) : 0; }
+
+ACCEL_API double accel_lr_of(const accel_optimizer *opt, const char *name) {
+    if (!opt || accel_failed(opt->object.acc)) return NAN;
+    for (size_t i = 0; name && i < accel__length(opt->params); i++)
+        if (!strcmp(opt->params[i]->name, name)) return accel__param_lr(opt, opt->params[i]);
+    accel__fail(opt->object.acc, ACCEL_BAD_ARGUMENT, "accel_lr_of: the optimizer has no parameter %.200s",
+                name ? name : "(null)");
+    return NAN;
+}
 
 ACCEL_API void accel_set_lr(accel_optimizer *opt, float lr) {
     if (opt && !accel_failed(opt->object.acc) &&

@@ -277,6 +277,76 @@ TEST(optimizers_that_are_refused) {
     accel_destroy(t.acc);
 }
 
+/* ---- layer-wise decay ---- */
+
+/* Exponent of the decay in an encoder of two layers, by the parameter's place in Transformers' model. */
+static int decay_exponent(const char *name) {
+    return strstr(name, ".embeddings.") ? 3 : strstr(name, ".layer.0.") ? 2 : strstr(name, ".layer.1.") ? 1 : 0;
+}
+
+/* lr of each parameter: base or group's rate x 0.5^exponent x the schedule's factor, exact in float64. An SGD step
+   moves it by that times its gradient: one rounding of the product and one of the difference; 1e-6 is ten times that. */
+TEST(layer_decay_multiplies_the_rates_of_groups_and_of_the_schedule) {
+    for (int architecture = ACCEL_DISTILBERT; architecture <= ACCEL_BERT; architecture++) {
+        accel_t *acc = context();
+        accel_encoder_config config = small_encoder((accel_architecture)architecture);
+        accel_model *model = accel_encoder_create(acc, &config);
+        accel_param_group biases = {.match = "*bias", .lr = 0.25f};
+        accel_sgd_desc desc = {.lr = 0.5f, .layer_decay = 0.5f, .groups = &biases, .group_count = 1};
+        accel_optimizer *opt = accel_sgd(acc, model, &desc);
+        accel_schedule *schedule = accel_linear_schedule_with_warmup(opt, 0, 4);
+        accel_data *data = small_data(acc, 8, 9, 1);
+        accel_loader *loader = accel_loader_create(acc, data, &(accel_loader_desc){.batch_size = 4});
+        accel_batch batch;
+        for (int step = 0; accel_next(loader, &batch); step++) {
+            accel_zero_grad(opt);
+            accel_backward(acc, accel_forward(model, &batch).loss);
+            float *before = all_of(model, accel_read), *gradient = all_of(model, accel_grad);
+            float *x = before, *g = gradient;
+            double factor = 1 - step / 4.0;
+            CHECK(accel_step(opt));
+            for (int i = 0; i < accel_parameter_count(model); i++) {
+                const char *name = accel_parameter_name(model, i);
+                double lr = (strstr(name, "bias") ? 0.25 : 0.5) * pow(0.5, decay_exponent(name)) * factor;
+                accel_tensor parameter = accel_parameter_at(model, i);
+                CHECK(accel_lr_of(opt, name) == lr);
+                float *after = values_of(parameter);
+                for (int64_t k = 0; k < accel_count(parameter); k++) CHECK_NEAR(after[k], *x++ - lr * *g++, 1e-6);
+                free(after);
+            }
+            free(before), free(gradient);
+            accel_schedule_step(schedule);
+        }
+        CHECK(accel_steps_taken(opt) == 2);
+        CHECK_FINE(acc);
+        accel_destroy(acc);
+    }
+}
+
+TEST(layer_decay_that_is_refused) {
+    accel_t *acc = context();
+    accel_encoder_config config = small_encoder(ACCEL_DISTILBERT);
+    accel_model *encoder = accel_encoder_create(acc, &config), *other = accel_model_create(acc, "other");
+    accel_parameter(other, "w", accel_1d(1));
+    float values[] = {-0.5f, 1.5f, NAN};
+    for (int i = 0; i < COUNT(values); i++) {
+        CHECK(accel_adamw(acc, encoder, &(accel_adam_desc){.layer_decay = values[i]}) == NULL);
+        CHECK_ERROR(acc, ACCEL_BAD_ARGUMENT, "layer_decay");
+    }
+    CHECK(accel_sgd(acc, other, &(accel_sgd_desc){.layer_decay = 0.9f}) == NULL);
+    CHECK_ERROR(acc, ACCEL_BAD_ARGUMENT, "layer_decay is for encoders, which model other is not");
+    accel_optimizer *opt = accel_adam(acc, encoder, &(accel_adam_desc){.layer_decay = 1});
+    CHECK(accel_lr_of(opt, "distilbert.embeddings.word_embeddings.weight") == (double)1e-3f);
+    CHECK(!accel_optimizer_add(opt, other));
+    CHECK_ERROR(acc, ACCEL_BAD_ARGUMENT, "layer_decay");
+    CHECK(isnan(accel_lr_of(opt, "w")));
+    CHECK_ERROR(acc, ACCEL_BAD_ARGUMENT, "no parameter w");
+    CHECK(isnan(accel_lr_of(opt, NULL)));
+    CHECK_ERROR(acc, ACCEL_BAD_ARGUMENT, "accel_lr_of");
+    CHECK(isnan(accel_lr_of(NULL, "w")));
+    accel_destroy(acc);
+}
+
 TEST(one_optimizer_for_two_models) {
     accel_t *acc = context();
     accel_model *first = accel_model_create(acc, "first"), *second = accel_model_create(acc, "second");
