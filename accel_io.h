@@ -117,6 +117,9 @@ typedef struct accel_train_desc {
     accel_loader *train, *evaluation; /* evaluation: a loader with .evaluation, or NULL                              */
     int64_t epochs, max_steps;        /* 0: 3 epochs; 0: as many steps as the epochs have                            */
     float max_grad_norm;              /* 0: no clipping                                                              */
+    float max_grad_value; /* limit of each element of the gradient, before the norm is clipped; 0: none  */
+    float ema;            /* decay of a moving average of the weights, below 1; 0: none. What is evaluated, and what the
+                             model holds at the end, is then the average                                 */
     accel_strategy evaluate, save; /* default: after each epoch. A new best state is saved as well; with save ==
                                       ACCEL_NEVER only where load_best needs it, and it is the only one kept */
     int64_t evaluate_steps, save_steps; /* for ACCEL_EACH_STEPS; 0: 500 */
@@ -4970,6 +4973,7 @@ typedef struct accel__fit {
     accel_t *acc;
     accel_train_desc d;
     accel_metrics *metrics; /* NULL: not a single-label model */
+    accel_ema *ema;         /* NULL: none */
     accel__fit_saved at;
     bool stop;
 } accel__fit;
@@ -5025,20 +5029,29 @@ static double accel__batch_labels(const accel_batch *batch) {
     return count;
 }
 
+/* The plain loss, whatever accel_set_loss has changed for training: so it compares between runs. */
+static double accel__plain_loss(accel_output out, const accel_batch *batch) {
+    if (!batch->labels || !accel_valid(out.logits)) return (double)accel_item(out.loss);
+    accel_tensor labels = accel_from_ints(out.logits.acc, accel_1d(batch->examples), batch->labels);
+    return (double)accel_item(accel_cross_entropy(out.logits, labels, NULL));
+}
+
 static void accel__fit_measure(accel__fit *t) {
     accel_progress *p = &t->at.progress;
     double loss = 0, weight = 0;
     accel_batch batch;
     accel_metrics_reset(t->metrics);
+    accel_ema_swap(t->ema);
     accel_eval_begin(t->acc);
     while (accel_next(t->d.evaluation, &batch)) {
         accel_output out = accel_forward(t->d.model, &batch);
         double labels = accel__batch_labels(&batch);
-        if (labels > 0) loss += labels * (double)accel_item(out.loss);
+        if (labels > 0) loss += labels * accel__plain_loss(out, &batch);
         weight += labels;
         if (t->metrics) accel_metrics_add(t->metrics, out.logits, batch.labels, batch.examples);
     }
     accel_eval_end(t->acc);
+    accel_ema_swap(t->ema);
     p->eval_loss = loss / weight;
     p->eval_accuracy = t->metrics ? accel_accuracy(t->metrics) : NAN;
     p->eval_f1 = t->metrics ? accel_f1(t->metrics) : NAN;
@@ -5104,6 +5117,13 @@ static void accel__fit_end_step(accel__fit *t, bool taken) {
     if (save || best || p->stopped != ACCEL_FINISHED) accel__fit_save(t);
 }
 
+/* A gradient that is not finite stays so, and the step is skipped. */
+static void accel__fit_clip(accel__fit *t) {
+    double norm = t->at.progress.grad_norm = (double)accel_clip_grad_norm(t->d.optimizer, INFINITY);
+    if (t->d.max_grad_value > 0 && isfinite(norm)) accel_clip_grad_value(t->d.optimizer, t->d.max_grad_value);
+    if (t->d.max_grad_norm > 0) accel_clip_grad_norm(t->d.optimizer, t->d.max_grad_norm);
+}
+
 static void accel__fit_batch(accel__fit *t, const accel_batch *batch) {
     accel_progress *p = &t->at.progress;
     accel_zero_grad(t->d.optimizer);
@@ -5115,8 +5135,9 @@ static void accel__fit_batch(accel__fit *t, const accel_batch *batch) {
     t->at.examples += batch->examples;
     if (!accel_sync_gradients(t->acc)) return;
     p->lr = (double)accel_lr(t->d.optimizer);
-    p->grad_norm = (double)accel_clip_grad_norm(t->d.optimizer, t->d.max_grad_norm > 0 ? t->d.max_grad_norm : INFINITY);
+    accel__fit_clip(t);
     bool taken = accel_step(t->d.optimizer);
+    if (taken) accel_ema_update(t->ema);
     accel_schedule_step(t->d.schedule);
     if (!accel_failed(t->acc)) accel__fit_end_step(t, taken);
 }
@@ -5133,6 +5154,9 @@ static bool accel__fit_check(accel_t *acc, const accel_train_desc *d) {
         : !known                                           ? "metric must be loss, accuracy, f1 or matthews"
         : d->epochs < 0 || d->max_steps < 0 || d->evaluate_steps < 0 || d->save_steps < 0
             ? "numbers of epochs and steps must not be negative"
+        : !(d->max_grad_norm >= 0)                        ? "max_grad_norm must not be negative"
+        : !(d->max_grad_value >= 0)                       ? "max_grad_value must not be negative"
+        : !(d->ema >= 0 && d->ema < 1)                    ? "ema must be 0 or more and below 1"
         : d->patience < 0 || d->save_total_limit < 0      ? "patience and save_total_limit must not be negative"
         : (d->load_best || d->patience) && !d->evaluation ? "load_best and patience need an evaluation loader"
         : (d->load_best || d->resume) && !d->output       ? "load_best and resume need an output folder"
@@ -5179,6 +5203,7 @@ static bool accel__fit_begin(accel__fit *t) {
     p->steps = t->d.epochs * accel_steps_per_epoch(t->acc, t->d.train);
     if (t->d.max_steps && t->d.max_steps < p->steps) p->steps = t->d.max_steps;
     if (config->problem == ACCEL_SINGLE_LABEL) t->metrics = accel_metrics_create(t->acc, config->num_labels);
+    if (t->d.ema > 0) t->ema = accel_ema_create(t->acc, t->d.model, t->d.ema);
     accel_register_state(t->acc, "accel_train", &t->at, sizeof t->at);
     bool prepared = t->d.evaluation ? accel_prepare(t->acc, t->d.model, t->d.optimizer, t->d.train, t->d.evaluation)
                                     : accel_prepare(t->acc, t->d.model, t->d.optimizer, t->d.train);
@@ -5241,6 +5266,8 @@ ACCEL_API bool accel_train(accel_t *acc, const accel_train_desc *desc, accel_pro
     while (begun && !t.stop && !accel_failed(acc)) accel__fit_epoch(&t);
     bool good = begun && !accel_failed(acc) && accel__fit_best(&t);
     if (!t.d.ignore_signals) accel__signals_give_back(former);
+    accel_ema_swap(t.ema);
+    accel_free(t.ema);
     accel__fit_unregister(acc);
     if (t.metrics) accel__object_destroy(&t.metrics->object);
     if (progress) *progress = t.at.progress;

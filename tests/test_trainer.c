@@ -52,17 +52,30 @@ static bool run(setting *s, accel_progress *progress) {
 
 static void by_hand(setting *s) {
     accel_prepare(s->acc, s->d.model, s->d.optimizer, s->d.train, s->d.schedule);
+    accel_ema *ema = s->d.ema > 0 ? accel_ema_create(s->acc, s->d.model, s->d.ema) : NULL;
     for (int epoch = 0; epoch < 3; epoch++) {
         accel_batch batch;
         while (accel_next(s->d.train, &batch)) {
             accel_zero_grad(s->d.optimizer);
             accel_output out = accel_forward(s->d.model, &batch);
             accel_backward(s->acc, out.loss);
+            if (s->d.max_grad_value > 0) accel_clip_grad_value(s->d.optimizer, s->d.max_grad_value);
             if (accel_sync_gradients(s->acc)) accel_clip_grad_norm(s->d.optimizer, 1);
-            accel_step(s->d.optimizer);
+            if (accel_step(s->d.optimizer)) accel_ema_update(ema);
             accel_schedule_step(s->d.schedule);
         }
     }
+    accel_ema_swap(ema);
+}
+
+/* Mean loss over the evaluation rows, which come in two batches of 5. */
+static double evaluate(setting *s) {
+    accel_batch batch;
+    double loss = 0;
+    accel_eval_begin(s->acc);
+    while (accel_next(s->d.evaluation, &batch)) loss += 5 * (double)accel_item(accel_forward(s->d.model, &batch).loss);
+    accel_eval_end(s->acc);
+    return loss / 10;
 }
 
 static bool same_model(setting *a, setting *b) {
@@ -122,6 +135,79 @@ TEST(stopped_and_resumed_it_gives_the_same_bytes_and_the_same_evaluations) {
         accel_destroy(first.acc), accel_destroy(second.acc);
     }
     accel_destroy(whole.acc);
+}
+
+TEST(elements_of_the_gradient_are_clipped_before_its_norm) {
+    setting loop = setting_of(1), trainer = setting_of(2), unclipped = setting_of(1);
+    accel_progress p, q;
+    loop.d.max_grad_value = trainer.d.max_grad_value = 1e-3f;
+    by_hand(&loop);
+    CHECK(run(&trainer, &p) && run(&unclipped, &q));
+    CHECK(same_model(&loop, &trainer) && !same_model(&loop, &unclipped));
+    accel_destroy(loop.acc), accel_destroy(trainer.acc), accel_destroy(unclipped.acc);
+}
+
+TEST(averaged_weights_are_evaluated_and_left_in_the_model) {
+    setting loop = setting_of(1), trainer = setting_of(2), plain = setting_of(1);
+    accel_progress p, q;
+    loop.d.ema = trainer.d.ema = 0.8f;
+    by_hand(&loop);
+    CHECK(run(&trainer, &p) && run(&plain, &q));
+    CHECK(same_model(&loop, &trainer) && !same_model(&plain, &trainer));
+    CHECK(p.eval_loss == evaluate(&trainer) && q.eval_loss == evaluate(&plain) && p.eval_loss != q.eval_loss);
+    CHECK(p.loss == q.loss); /* training goes on from the weights themselves */
+    accel_destroy(loop.acc), accel_destroy(trainer.acc), accel_destroy(plain.acc);
+}
+
+TEST(averaged_weights_go_on_with_the_same_bytes_and_are_the_best_that_is_loaded) {
+    setting whole = setting_of(1);
+    accel_progress expected, p;
+    whole.d.ema = 0.8f;
+    CHECK(run(&whole, &expected));
+    for (int64_t stop = 3; stop <= 12; stop += 3) {
+        clear_folder();
+        setting first = setting_of(2), second = setting_of(3);
+        first.d.output = second.d.output = FOLDER, first.d.ema = second.d.ema = 0.8f;
+        first.d.on_step = stop_there, first.stop_at = stop, second.d.resume = true;
+        CHECK(run(&first, &p) && p.step == stop);
+        CHECK(run(&second, &p) && same_model(&whole, &second) && p.best_score == expected.best_score);
+        accel_destroy(first.acc), accel_destroy(second.acc);
+    }
+    clear_folder();
+    setting best = setting_of(1), short_run = setting_of(1);
+    best.d.ema = short_run.d.ema = 0.8f, best.d.output = FOLDER, best.d.load_best = true, best.d.min_improvement = 1e6f;
+    short_run.d.max_steps = 4;
+    CHECK(run(&best, &p) && p.best_step == 4 && run(&short_run, &p) && p.step == 4);
+    CHECK(same_model(&best, &short_run));
+    accel_destroy(whole.acc), accel_destroy(best.acc), accel_destroy(short_run.acc);
+}
+
+TEST(the_loss_of_an_evaluation_is_the_plain_one) {
+    setting s = setting_of(1);
+    accel_progress p;
+    accel_cross_entropy_desc loss = {.label_smoothing = 0.3f, .class_weights = (float[]){1, 5}, .class_count = 2};
+    accel_set_loss(s.d.model, &loss);
+    CHECK(run(&s, &p));
+    CHECK(fabs(evaluate(&s) - p.eval_loss) > 1e-3);
+    accel_set_loss(s.d.model, NULL);
+    CHECK(evaluate(&s) == p.eval_loss);
+    accel_destroy(s.acc);
+}
+
+/* The loss of a step is that of its micro-batches in one: here they have unequal sums of class weights. */
+TEST(the_loss_of_a_step_is_pooled_by_class_weights) {
+    setting parts = setting_of(1), whole = setting_of(1);
+    accel_cross_entropy_desc weights = {.class_weights = (float[]){1, 7}, .class_count = 2};
+    accel_progress p, q;
+    accel_set_dropout(parts.d.model, 0), accel_set_dropout(whole.d.model, 0);
+    accel_set_loss(parts.d.model, &weights), accel_set_loss(whole.d.model, &weights);
+    accel_set_accumulate(parts.acc, BATCHES), accel_set_accumulate(whole.acc, 1);
+    accel_data *rows = data_of(whole.acc, ROWS, 0);
+    whole.d.train = accel_loader_create(whole.acc, rows, &(accel_loader_desc){.batch_size = ROWS});
+    parts.d.epochs = whole.d.epochs = 1, parts.d.max_steps = whole.d.max_steps = 1;
+    CHECK(run(&parts, &p) && run(&whole, &q) && p.examples == ROWS && q.examples == ROWS);
+    CHECK_NEAR(p.loss, q.loss, 1e-6); /* float32 sums in another order */
+    accel_destroy(parts.acc), accel_destroy(whole.acc);
 }
 
 TEST(patience_ends_the_run_and_survives_a_resume) {
@@ -284,10 +370,11 @@ TEST(a_metric_of_classes_needs_a_model_of_classes) {
 
 TEST(what_makes_no_sense_is_refused) {
     setting s = setting_of(1);
-    accel_train_desc good = s.d, bad[] = {good, good, good, good, good, good};
+    accel_train_desc good = s.d, bad[] = {good, good, good, good, good, good, good, good, good};
     bad[0].model = NULL, bad[1].metric = "f2", bad[2].load_best = true, bad[3].epochs = -1, bad[4].evaluation = s.d.train;
     bad[5].evaluation = NULL, bad[5].patience = 1;
-    for (int i = 0; i < 6; i++) {
+    bad[6].ema = 1, bad[7].max_grad_value = -1, bad[8].max_grad_norm = NAN;
+    for (int i = 0; i < 9; i++) {
         CHECK(!accel_train(s.acc, &bad[i], NULL));
         CHECK_TEXT(accel_message(s.acc), "accel_train: ");
         accel_clear(s.acc);
