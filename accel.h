@@ -874,16 +874,17 @@ typedef struct accel_rows {
     int32_t padding;
 } accel_rows;
 
-/* sum = residual + dropout(x) (residual NULL: sum is x, not stored); out = (sum - mean) rstd weight + bias.
-   Backward: gradients of residual (or x, where residual is NULL) and of dropout's x, and `partial`
+/* Where there is a residual, x becomes residual + dropout(x), in place; out = (x - mean) rstd weight + bias.
+   Backward: x as forward left it; gradients of residual (or x, where residual is NULL) and of dropout's x, and `partial`
    [blocks of ACCEL_NORM_BLOCK rows, 2, width]: the blocks' sums for weight and bias. */
 enum { ACCEL_NORM_BLOCK = 32 };
 typedef struct accel_norm {
     int rows, width;
     float eps;
     accel_mask mask;
-    const float *x, *residual, *weight, *bias;
-    float *sum, *out, *mean, *rstd;
+    float *x;
+    const float *residual, *weight, *bias;
+    float *out, *mean, *rstd;
     const float *dy;
     float *dresidual, *dx, *partial; /* dx NULL: not wanted, or the same as dresidual */
     bool add_residual, add_x;
@@ -968,6 +969,7 @@ typedef struct accel_update_rule {
 typedef struct accel_backend {
     const char *name;
     void *(*alloc)(accel_t *acc, size_t bytes);
+    void *(*alloc_zero)(accel_t *acc, size_t bytes); /* only what is written to takes room, where the system can */
     void (*release)(accel_t *acc, void *memory);
     void (*upload)(accel_t *acc, void *device, const void *host, size_t bytes);
     void (*download)(accel_t *acc, void *host, const void *device, size_t bytes);
@@ -1170,6 +1172,7 @@ struct accel_t {
    blocks. */
 
 #define ACCEL__ALIGNMENT 64
+#define ACCEL__LARGE ((size_t)8 << 20) /* bytes from which on it matters what pages a block lies in */
 
 typedef struct accel__header {
     void *raw;
@@ -1190,7 +1193,7 @@ static void *accel__allocate_huge(size_t bytes) {
 
 static void *accel__default_reallocate(void *user, void *pointer, size_t bytes) {
     (void)user;
-    if (!pointer && bytes >= 8 << 20) return accel__allocate_huge(bytes);
+    if (!pointer && bytes >= ACCEL__LARGE) return accel__allocate_huge(bytes);
     if (bytes) return realloc(pointer, bytes);
     free(pointer);
     return NULL;
@@ -1226,12 +1229,13 @@ static void *accel__no_memory(accel_t *acc, size_t bytes) {
     return NULL;
 }
 
-ACCEL_API void *accel__alloc(accel_t *acc, size_t bytes) {
-    if (!acc) return NULL;
-    if (bytes > SIZE_MAX / 2) return accel__no_memory(acc, bytes);
-    size_t whole = bytes + sizeof(accel__header) + ACCEL__ALIGNMENT;
+static size_t accel__with_header(size_t bytes) {
+    return bytes + sizeof(accel__header) + ACCEL__ALIGNMENT;
+}
+
+/* Memory behind a header, in `raw` of accel__with_header(bytes). */
+static void *accel__behind_header(accel_t *acc, void *raw, size_t bytes) {
     acc->memory.calls++;
-    void *raw = acc->desc.allocator.reallocate(acc->desc.allocator.user, NULL, whole);
     if (!raw) return accel__no_memory(acc, bytes);
     uintptr_t first = (uintptr_t)raw + sizeof(accel__header);
     void *pointer = (void *)((first + ACCEL__ALIGNMENT - 1) & ~(uintptr_t)(ACCEL__ALIGNMENT - 1));
@@ -1239,6 +1243,13 @@ ACCEL_API void *accel__alloc(accel_t *acc, size_t bytes) {
     acc->memory.bytes += bytes;
     if (acc->memory.bytes > acc->memory.peak_bytes) acc->memory.peak_bytes = acc->memory.bytes;
     return pointer;
+}
+
+ACCEL_API void *accel__alloc(accel_t *acc, size_t bytes) {
+    if (!acc) return NULL;
+    if (bytes > SIZE_MAX / 2) return accel__no_memory(acc, bytes);
+    void *raw = acc->desc.allocator.reallocate(acc->desc.allocator.user, NULL, accel__with_header(bytes));
+    return accel__behind_header(acc, raw, bytes);
 }
 
 ACCEL_API void accel__free(accel_t *acc, void *pointer) {
@@ -1258,7 +1269,10 @@ ACCEL_API void *accel__realloc(accel_t *acc, void *pointer, size_t bytes) {
     return moved;
 }
 
+/* Large blocks as the system gives them: pages that nobody writes to take no room. */
 static void *accel__alloc_zero(accel_t *acc, size_t bytes) {
+    if (acc && acc->desc.allocator.reallocate == accel__default_reallocate && bytes >= ACCEL__LARGE && bytes < SIZE_MAX / 2)
+        return accel__behind_header(acc, calloc(1, accel__with_header(bytes)), bytes);
     void *pointer = accel__alloc(acc, bytes);
     if (pointer) memset(pointer, 0, bytes);
     return pointer;
@@ -3421,24 +3435,22 @@ static void accel__cpu_drop(accel_t *acc, const accel_drop *args) {
 
 /* ---- layer norm, with residual and dropout in the same pass ---- */
 
-/* sum = residual + dropout(x) */
-ACCEL__INLINE void accel__residual_row(const accel_norm *a, int64_t row, float *sum) {
-    const float *x = a->x + row * a->width, *residual = a->residual + row * a->width;
+/* x becomes residual + dropout(x) */
+ACCEL__INLINE void accel__residual_row(const accel_norm *a, int64_t row) {
+    const float *residual = a->residual + row * a->width;
+    float *x = a->x + row * a->width;
     if (a->mask.p > 0) {
         accel__mask_row mask = accel__mask_of(&a->mask, row);
-        for (int j = 0; j < a->width; j++) sum[j] = residual[j] + x[j] * accel__mask_factor(&mask, (uint32_t)j);
+        for (int j = 0; j < a->width; j++) x[j] = residual[j] + x[j] * accel__mask_factor(&mask, (uint32_t)j);
     } else
-        for (int j = 0; j < a->width; j++) sum[j] = residual[j] + x[j];
+        for (int j = 0; j < a->width; j++) x[j] = residual[j] + x[j];
 }
 
 ACCEL__INLINE void accel__norm_piece_body(const accel_norm *a, int piece) {
     accel__range r = accel__range_of(a->rows, ACCEL__ROWS_AT_ONCE, piece);
     for (int64_t i = r.begin; i < r.end; i++) {
         const float *x = a->x + i * a->width;
-        if (a->residual) {
-            accel__residual_row(a, i, a->sum + i * a->width);
-            x = a->sum + i * a->width;
-        }
+        if (a->residual) accel__residual_row(a, i);
         float mean = accel__sum_row(x, a->width) / (float)a->width;
         float variance = accel__squares_about(x, a->width, mean) / (float)a->width;
         float rstd = 1.0f / sqrtf(variance + a->eps);
@@ -3458,7 +3470,7 @@ static void accel__cpu_norm(accel_t *acc, const accel_norm *args) {
    dy. */
 ACCEL__INLINE void accel__norm_backward_row(const accel_norm *a, int64_t i, float *dweight, float *dbias) {
     int width = a->width;
-    const float *x = (a->residual ? a->sum : a->x) + i * width, *dy = a->dy + i * width;
+    const float *x = a->x + i * width, *dy = a->dy + i * width;
     float mean = a->mean[i], rstd = a->rstd[i];
     float sum_g[ACCEL__LANES] = {0}, sum_gn[ACCEL__LANES] = {0};
     int j = 0;
@@ -3863,6 +3875,7 @@ static void accel__cpu_update(accel_t *acc, const accel_update *list, int count,
 static const accel_backend accel__cpu_backend = {
     .name = "cpu",
     .alloc = accel__alloc,
+    .alloc_zero = accel__alloc_zero,
     .release = accel__free,
     .upload = accel__cpu_copy,
     .download = accel__cpu_copy,
@@ -3935,8 +3948,13 @@ static size_t accel__param_bytes(const accel__param *param) {
     return (size_t)param->slot->count * sizeof(float);
 }
 
-static bool accel__param_gradient(accel_t *acc, accel__param *param) {
-    if (!param->gradient) param->gradient = (float *)acc->backend->alloc(acc, accel__param_bytes(param));
+/* Memory for a value of each element; rows: only those of some rows will be written. */
+static float *accel__param_memory(accel_t *acc, const accel__param *param, bool rows) {
+    return (float *)(rows ? acc->backend->alloc_zero : acc->backend->alloc)(acc, accel__param_bytes(param));
+}
+
+static bool accel__param_gradient(accel_t *acc, accel__param *param, bool rows) {
+    if (!param->gradient) param->gradient = accel__param_memory(acc, param, rows);
     return param->gradient != NULL;
 }
 
@@ -3954,7 +3972,7 @@ typedef struct accel__target {
 } accel__target;
 
 static accel__target accel__param_target(accel_t *acc, accel__param *param) {
-    if (!accel__param_gradient(acc, param)) return (accel__target){0};
+    if (!accel__param_gradient(acc, param, false)) return (accel__target){0};
     accel__window_enter(acc, accel__param_window(param));
     int state = accel__gradient_state(param);
     if (state == ACCEL__ROWS) accel__rows_to_dense(acc, param);
@@ -4844,20 +4862,23 @@ typedef struct accel__linear_node {
     accel_activation activation;
 } accel__linear_node;
 
-/* Gradient before the activation: a new block, or the output's own where there is no activation. */
+/* Gradient before the activation: in the output's own, unless that is shared. */
 static accel__block *accel__linear_before(accel_t *acc, const accel__linear_node *l) {
     accel__block *dy = l->node.output->grad;
-    if (l->activation == ACCEL_NONE) {
-        dy->references++;
-        return dy;
-    }
-    accel__block *du = accel__block_new(acc, dy->bytes);
-    if (!du) return NULL;
+    accel__block *du = dy;
+    if (l->activation == ACCEL_NONE || dy->references == 1) dy->references++;
+    else du = accel__block_new(acc, dy->bytes);
+    if (!du || l->activation == ACCEL_NONE) return du;
     accel_map args = {ACCEL_MAP_ACTIVATION + (int)l->activation, (int64_t)l->rows * l->out, 0.01f,
                       accel__floats(l->node.saved[0]), accel__data(l->node.output), accel__floats(dy),
                       accel__floats(du), false};
     acc->backend->map(acc, &args);
     return du;
+}
+
+/* Whether the form of the weight that the input's gradient reads will be read again before it changes. */
+static bool accel__reads_again(const accel_t *acc, const accel__slot *weight) {
+    return weight->param && (acc->accumulate > 1 || !weight->requires_grad);
 }
 
 /* dx [rows, in] = du W, dW [out, in] = du' x, db = sums of du's columns. */
@@ -4873,7 +4894,7 @@ static void accel__linear_backward(accel_t *acc, accel__node *node) {
     if (dx.at) {
         gemm[count] =
             accel__gemm_of(false, false, l->rows, l->in, l->out, du, l->out, accel__data(weight), l->in, dx.at, dx.add);
-        gemm[count++].keep = weight->param ? &weight->param->packed : NULL;
+        gemm[count++].keep = accel__reads_again(acc, weight) ? &weight->param->packed : NULL;
     }
     for (int i = 0; i < l->parts; i++) {
         accel__target dw = accel__gradient_of(acc, node->input[1 + i]);
@@ -4951,7 +4972,7 @@ static bool accel__rows_tracking(accel_t *acc, accel__param *param) {
 
 /* The gradient of a parameter's rows: only those in ids are cleared and marked. */
 static float *accel__rows_target(accel_t *acc, accel__param *param, const accel_rows *rows) {
-    if (!accel__param_gradient(acc, param) || !accel__rows_tracking(acc, param)) return NULL;
+    if (!accel__param_gradient(acc, param, true) || !accel__rows_tracking(acc, param)) return NULL;
     accel__window_enter(acc, accel__param_window(param));
     if (accel__gradient_state(param) == ACCEL__DENSE) return param->gradient;
     param->gradient_state = ACCEL__ROWS;
@@ -5020,7 +5041,7 @@ ACCEL_API accel_tensor accel_embedding(accel_tensor table, accel_tensor ids, int
 /* ---- layer norm: y = LN(residual + dropout(x)) ---- */
 
 typedef struct accel__norm_node {
-    accel__node node; /* inputs: x, weight, bias, residual (or NULL); saved: mean and rstd, sum */
+    accel__node node; /* inputs: x, weight, bias, residual (or NULL); saved: mean and rstd */
     accel_norm args;
 } accel__norm_node;
 
@@ -5057,29 +5078,27 @@ static void accel__norm_backward(accel_t *acc, accel__node *node) {
     accel__block_release(acc, partial);
 }
 
+/* Where there is a residual, x's values are lost to everyone else. */
 static accel__slot *accel__norm(accel_t *acc, accel__slot *x, accel__slot *residual, accel__slot *weight,
                                 accel__slot *bias, float eps, accel_mask mask) {
     accel__slot *in[4] = {x, weight, bias, residual}, *out = accel__new(acc, x->shape);
     if (!out) return NULL;
     int width = accel__shape_last(x->shape), rows = (int)(x->count / width);
     accel__block *statistics = accel__block_new(acc, 2 * (size_t)rows * sizeof(float));
-    accel__block *sum = residual ? accel__block_new(acc, out->block->bytes) : NULL;
     if (acc->code == ACCEL_OK) {
         accel_norm args = {.rows = rows, .width = width, .eps = eps, .mask = mask, .x = accel__data(x),
                            .residual = residual ? accel__data(residual) : NULL, .weight = accel__data(weight),
-                           .bias = accel__data(bias), .sum = accel__floats(sum), .out = accel__data(out),
+                           .bias = accel__data(bias), .out = accel__data(out),
                            .mean = accel__floats(statistics), .rstd = accel__floats(statistics) + rows};
         acc->backend->norm(acc, &args);
         accel__norm_node *node = (accel__norm_node *)accel__record(acc, sizeof *node, accel__norm_backward, out, in, 4);
         if (node) {
             node->args = args;
             node->node.saved[0] = statistics;
-            node->node.saved[1] = sum;
             return out;
         }
     }
     accel__block_release(acc, statistics);
-    accel__block_release(acc, sum);
     return out;
 }
 
@@ -6761,9 +6780,10 @@ static bool accel__moments(accel_optimizer *opt, accel__param *param) {
     int count = opt->rule.rule == ACCEL_RULE_SGD ? opt->rule.momentum > 0 : opt->amsgrad ? 3 : 2;
     for (int i = 0; i < count; i++) {
         if (param->moment[i]) continue;
-        param->moment[i] = (float *)acc->backend->alloc(acc, accel__param_bytes(param));
+        bool rows = param->gradient_state == ACCEL__ROWS;
+        param->moment[i] = accel__param_memory(acc, param, rows);
         if (!param->moment[i]) return false;
-        acc->backend->fill(acc, param->moment[i], param->slot->count, 0);
+        if (!rows) acc->backend->fill(acc, param->moment[i], param->slot->count, 0);
     }
     if (param->gradient_state == ACCEL__DENSE) {
         accel__free(acc, param->has_moments); /* from now on every row's may be other than zero */

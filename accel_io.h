@@ -4639,7 +4639,7 @@ static bool accel__state_gradient(accel__state *s, accel__param *param, const ch
     if (!present) return true;
     char name[320];
     snprintf(name, sizeof name, "%s.gradient", prefix);
-    if (!accel__param_gradient(s->acc, param)) return false;
+    if (!accel__param_gradient(s->acc, param, false)) return false;
     if (accel__gradient_state(param) == ACCEL__ROWS) accel__rows_to_dense(s->acc, param);
     if (!accel__state_floats(s, name, param->gradient, param->slot->count)) return false;
     param->gradient_state = ACCEL__DENSE;
