@@ -13,13 +13,14 @@
 enum { EVAL_BATCH_SIZE = 64 };
 
 typedef struct settings {
-    const char *model, *vocab, *train, *eval, *label, *output, *log, *optimizer, *schedule, *precision;
+    const char *model, *vocab, *train, *eval, *label, *output, *log, *optimizer, *schedule, *precision, *metric, *freeze;
     text_columns text;
-    bool from_scratch, no_shuffle, resume;
-    int64_t save_steps, save_total_limit;
+    bool from_scratch, no_shuffle, resume, load_best, recompute;
+    int64_t save_steps, save_total_limit, eval_steps, max_steps, patience;
     int64_t layers, dim, heads, hidden_dim, vocab_size;
     int64_t epochs, batch_size, max_length, seed, threads, grad_accum, limit;
-    double lr, warmup_ratio, weight_decay, max_grad_norm, dropout;
+    double lr, warmup_ratio, weight_decay, max_grad_norm, max_grad_value, dropout;
+    double label_smoothing, layer_decay, ema;
 } settings;
 
 typedef struct run {
@@ -63,6 +64,7 @@ static int read_settings(int argc, char **argv, settings *s) {
         option_text("--label", "COL", &s->label, "column of the label"),
         option_text("--output", "DIR", &s->output, "folder for the trained model"),
         option_int("--epochs", &s->epochs, 1, 1e6, "passes over the training rows"),
+        option_int("--max-steps", &s->max_steps, 1, 0, "end after N optimizer steps, if not before"),
         option_int("--batch-size", &s->batch_size, 1, 1 << 20, "texts per batch"),
         option_int("--grad-accum", &s->grad_accum, 1, 1 << 20, "batches per optimizer step"),
         option_int("--max-length", &s->max_length, 5, 1 << 20, "tokens of a text; longer ones are cut"),
@@ -75,8 +77,20 @@ static int read_settings(int argc, char **argv, settings *s) {
         option_number("--weight-decay", &s->weight_decay, 0, 0,
                       "biases and layer norms have none; else 0.01 for adamw, 0"),
         option_number("--max-grad-norm", &s->max_grad_norm, 0, 0, "clip the gradient's norm; 0: never"),
+        option_number("--max-grad-value", &s->max_grad_value, 0, 0, "clip each element of the gradient; 0: never"),
+        option_number("--layer-decay", &s->layer_decay, ABOVE_ZERO, 1,
+                      "each layer learns at this times the rate of the one above"),
+        option_number("--label-smoothing", &s->label_smoothing, 0, 1, "share of the target that all labels divide"),
+        option_number("--ema", &s->ema, 0, 0.999999, "decay of the weights' moving average, which is the result; 0: none"),
+        option_text("--freeze", "PATTERNS", &s->freeze, "parameters that stay as they are, as in '*embeddings*,*layer.0.*'"),
+        option_flag("--recompute", &s->recompute, "less memory for more time: the same result"),
         option_number("--dropout", &s->dropout, 0, 0.99, "instead of the model's own"),
         option_choice("--precision", "fp32|bf16", &s->precision, "of the matrix products' operands"),
+        option_with("--eval", option_int("--eval-steps", &s->eval_steps, 1, 0, "evaluate every N steps, not each epoch")),
+        option_with("--eval", option_choice("--metric", "loss|accuracy|f1|matthews", &s->metric, "decides what is best")),
+        option_with("--eval", option_int("--patience", &s->patience, 1, 1 << 20,
+                                         "end after N evaluations without a better one")),
+        option_with("--eval", option_flag("--load-best", &s->load_best, "the result is the best evaluation's model")),
         option_int("--save-steps", &s->save_steps, 1, 0, "save the run's state in --output every N steps"),
         option_int("--save-total-limit", &s->save_total_limit, 1, 1 << 20, "states to keep: the newest ones, and the best"),
         option_flag("--resume", &s->resume, "go on from the newest usable state in --output"),
@@ -88,8 +102,8 @@ static int read_settings(int argc, char **argv, settings *s) {
     if (status >= 0) return status;
     const char *missing = !s->train ? "--train" : !s->text.count ? "--text" : !s->label ? "--label" : NULL;
     if (missing) return fprintf(stderr, "%s is missing, see --help\n", missing), 1;
-    if (!s->output && (s->save_steps || s->resume))
-        return fprintf(stderr, "--save-steps and --resume need --output\n"), 1;
+    if (!s->output && (s->save_steps || s->resume || s->load_best))
+        return fprintf(stderr, "--save-steps, --resume and --load-best need --output\n"), 1;
     if ((s->model != NULL) != s->from_scratch) return -1;
     return fprintf(stderr, "one of --model and --from-scratch is needed, see --help\n"), 1;
 }
@@ -163,10 +177,21 @@ static accel_loader *make_loader(run *r, const accel_table *rows, const accel_lo
     return accel_loader_create(r->acc, accel_encode_table(r->tokenizer, rows, &encode), desc);
 }
 
+static bool set_up_model(run *r) {
+    const settings *s = &r->s;
+    if (!isnan(s->dropout)) accel_set_dropout(r->model, (float)s->dropout);
+    accel_set_recompute(r->model, s->recompute);
+    if (s->label_smoothing > 0)
+        accel_set_loss(r->model, &(accel_cross_entropy_desc){.label_smoothing = (float)s->label_smoothing});
+    if (!s->freeze || accel_model_requires_grad(r->model, s->freeze, false)) return true;
+    fprintf(stderr, "--freeze %s: the model has no such parameter\n", s->freeze);
+    return false;
+}
+
 static bool make_model_and_loaders(run *r) {
     bool good = r->s.from_scratch ? create_model(r) : load_model(r);
     if (!good) return false;
-    if (!isnan(r->s.dropout)) accel_set_dropout(r->model, (float)r->s.dropout);
+    if (!set_up_model(r)) return false;
     r->train = make_loader(r, r->train_rows,
                            &(accel_loader_desc){.batch_size = (int)r->s.batch_size, .shuffle = !r->s.no_shuffle});
     if (r->s.eval)
@@ -180,9 +205,14 @@ static accel_optimizer *make_optimizer(const run *r, float lr) {
     double decay = r->s.weight_decay;
     float given = isnan(decay) ? 0.0f : decay > 0 ? (float)decay : ACCEL_ZERO; /* 0 stands for the default */
     accel_param_group no_decay = {.match = ACCEL_NO_DECAY_MATCH, .weight_decay = ACCEL_ZERO};
-    accel_adam_desc adam = {.lr = lr, .weight_decay = given, .groups = &no_decay, .group_count = 1};
-    accel_sgd_desc sgd = {
-        .lr = lr, .weight_decay = decay > 0 ? (float)decay : 0.0f, .groups = &no_decay, .group_count = 1};
+    float layers = (float)r->s.layer_decay;
+    accel_adam_desc adam = {
+        .lr = lr, .weight_decay = given, .groups = &no_decay, .group_count = 1, .layer_decay = layers};
+    accel_sgd_desc sgd = {.lr = lr,
+                          .weight_decay = decay > 0 ? (float)decay : 0.0f,
+                          .groups = &no_decay,
+                          .group_count = 1,
+                          .layer_decay = layers};
     if (!strcmp(r->s.optimizer, "sgd")) return accel_sgd(r->acc, r->model, &sgd);
     return !strcmp(r->s.optimizer, "adam") ? accel_adam(r->acc, r->model, &adam) : accel_adamw(r->acc, r->model, &adam);
 }
@@ -198,6 +228,7 @@ static bool make_optimizer_and_schedule(run *r) {
     double lr = !isnan(r->s.lr) ? r->s.lr : r->s.from_scratch ? 5e-4 : 5e-5;
     r->optimizer = make_optimizer(r, (float)lr);
     r->steps = r->s.epochs * accel_steps_per_epoch(r->acc, r->train);
+    if (r->s.max_steps && r->s.max_steps < r->steps) r->steps = r->s.max_steps;
     r->schedule = make_schedule(r);
     return !accel_failed(r->acc);
 }
@@ -341,7 +372,15 @@ static bool train(run *r) {
                              .train = r->train,
                              .evaluation = r->eval,
                              .epochs = r->s.epochs,
+                             .max_steps = r->s.max_steps,
                              .max_grad_norm = (float)r->s.max_grad_norm,
+                             .max_grad_value = (float)r->s.max_grad_value,
+                             .ema = (float)r->s.ema,
+                             .evaluate = r->s.eval_steps ? ACCEL_EACH_STEPS : ACCEL_EACH_EPOCH,
+                             .evaluate_steps = r->s.eval_steps,
+                             .metric = r->s.metric,
+                             .patience = (int)r->s.patience,
+                             .load_best = r->s.load_best,
                              .save = r->s.save_steps ? ACCEL_EACH_STEPS : ACCEL_NEVER,
                              .save_steps = r->s.save_steps,
                              .output = r->s.output,
@@ -365,6 +404,7 @@ int main(int argc, char **argv) {
     run r = {.s = {.optimizer = "adam",
                    .schedule = "linear",
                    .precision = "fp32",
+                   .metric = "loss",
                    .layers = 2,
                    .dim = 128,
                    .heads = 2,

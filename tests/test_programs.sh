@@ -73,7 +73,8 @@ build/finetune --help > "$T/help" 2>&1
 check "finetune --help succeeds" [ $? -eq 0 ]
 for option in --model --from-scratch --layers --dim --heads --hidden-dim --vocab-size --train --eval --text --label --output \
     --epochs --batch-size --lr --warmup-ratio --max-length --seed --threads --optimizer --weight-decay --schedule --grad-accum \
-    --max-grad-norm --dropout --no-shuffle --limit --log; do
+    --max-grad-norm --dropout --no-shuffle --limit --log --max-steps --max-grad-value --layer-decay --label-smoothing --ema \
+    --freeze --recompute --eval-steps --metric --patience --load-best; do
     check "finetune --help names $option" contains "$T/help" "  $option "
 done
 build/predict --help > "$T/help" 2>&1
@@ -193,6 +194,47 @@ check "shuffling" run shuffle.json --epochs 2 --dropout 0 --lr 1e-3
 differs "shuffling changes the run" loss plain.json shuffle.json
 check "--vocab takes a tokenizer" run vocab.json $plain --vocab "$T/model"
 check "--hidden-dim" run hidden.json $plain --hidden-dim 48
+check "--max-steps" run max.json $plain --max-steps 3
+check "--max-steps ends the run" lines "$T/max.json" 3
+check "--max-grad-value" run value.json $plain --optimizer sgd --lr 10 --max-grad-value 1e-5
+differs "clipping by value changes the run" loss sgd.json value.json
+check "--layer-decay" run layers.json $plain --layer-decay 0.5
+differs "layer decay changes the run" loss plain.json layers.json
+check "--label-smoothing" run smooth.json $plain --label-smoothing 0.2
+differs "smoothing changes the loss" loss plain.json smooth.json
+check "a plain model" run once.json $plain --output "$T/once"
+check "--recompute" run recompute.json $plain --recompute --output "$T/recompute"
+check "recomputation gives the same weights" cmp "$T/once/model.safetensors" "$T/recompute/model.safetensors"
+check "--ema" run ema.json $plain --ema 0.9 --output "$T/ema"
+same "an average does not change the training" 0 loss plain.json ema.json
+check "an average is what is saved" [ "$(cksum < "$T/ema/model.safetensors")" != "$(cksum < "$T/once/model.safetensors")" ]
+check "--freeze" run frozen.json $plain --freeze "distilbert.*" --output "$T/frozen"
+check "--freeze at another rate" run frozen2.json $plain --freeze "distilbert.*" --lr 0.1 --output "$T/frozen2"
+bytes_between() { cmp -l "$1/model.safetensors" "$2/model.safetensors" | wc -l; }
+head_bytes=$((4 * (32 * 32 + 32 + 2 * 32 + 2)))
+apart=$(bytes_between "$T/frozen" "$T/frozen2")
+check "what is not frozen learns" [ "$apart" -gt 1000 ]
+check "what is frozen stays" [ "$apart" -le $head_bytes ]
+check "without --freeze all learns" [ "$(bytes_between "$T/frozen" "$T/once")" -gt $((2 * head_bytes)) ]
+refused "--freeze nothing" "--freeze nosuch*: the model has no such parameter" \
+    build/finetune $tiny $train --text "some, text" --label mood --freeze "nosuch*"
+check "--eval-steps" run evals.json $plain --eval "$T/eval.tsv" --eval-steps 2 --max-steps 6
+check "an evaluation every other step" [ "$(grep -c eval_loss "$T/evals.json")" -eq 3 ]
+check "--patience" run patience.json --epochs 20 --lr 1e-30 --eval "$T/eval.tsv" --metric accuracy --patience 2
+check "two evaluations without improvement end the run" [ "$(grep -c eval_loss "$T/patience.json")" -eq 3 ]
+worse="--dropout 0 --no-shuffle --schedule constant --warmup-ratio 0 --lr 3e-2" # the second epoch is worse than the first
+check "--load-best" run best.json $worse --epochs 2 --eval "$T/eval.tsv" --metric loss --load-best --output "$T/best"
+check "the first epoch alone" run first.json $worse --epochs 1 --output "$T/first-epoch"
+check "the last epoch" run last.json $worse --epochs 2 --output "$T/last-epoch"
+check "the best model is that of the first epoch" cmp "$T/best/model.safetensors" "$T/first-epoch/model.safetensors"
+check "and not that of the last" [ "$(bytes_between "$T/best" "$T/last-epoch")" -gt 0 ]
+refused "--load-best without --output" "--load-best need --output" \
+    build/finetune $tiny $train --text "some, text" --label mood --eval "$T/eval.tsv" --load-best
+refused "--patience without --eval" "--eval" build/finetune $tiny $train --text "some, text" --label mood --patience 2
+for wrong in "--ema 1" "--layer-decay 0" "--layer-decay 1.5" "--label-smoothing 2" "--max-grad-value -1" "--max-steps 0" \
+    "--metric bleu" "--patience 0" "--eval-steps 0"; do
+    refused "$wrong" "${wrong% *}" build/finetune $tiny $train --text "some, text" --label mood --eval "$T/eval.tsv" $wrong
+done
 
 # ---- predict ----
 
