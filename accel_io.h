@@ -122,7 +122,7 @@ typedef struct accel_train_desc {
                              model holds at the end, is then the average                                 */
     accel_strategy evaluate, save; /* default: after each epoch. A new best state is saved as well; with save ==
                                       ACCEL_NEVER only where load_best needs it, and it is the only one kept */
-    int64_t evaluate_steps, save_steps; /* for ACCEL_EACH_STEPS; 0: 500 */
+    int64_t evaluate_steps, save_steps; /* for ACCEL_EACH_STEPS; 0: 500. The last step is evaluated too */
     const char *output;   /* folder of the states step-N; NULL: nothing is saved                         */
     int save_total_limit; /* states to keep, the best and the newest one in any case; 0: all             */
     bool resume;          /* go on from the newest usable state in output, if there is one               */
@@ -5112,7 +5112,9 @@ static void accel__fit_end_step(accel__fit *t, bool taken) {
     if (accel__signal && !t->d.ignore_signals) t->stop = true, p->stopped = ACCEL_BY_SIGNAL;
     if (p->step >= p->steps) t->stop = true;
     /* Evaluation first, so that what it found is part of the state. */
-    bool best = taken && accel__each_steps(t->d.evaluate, t->d.evaluate_steps, p->step) && accel__fit_evaluate(t);
+    bool last = t->d.evaluate == ACCEL_EACH_STEPS && p->step >= p->steps;
+    bool due = last || accel__each_steps(t->d.evaluate, t->d.evaluate_steps, p->step);
+    bool best = taken && due && accel__fit_evaluate(t);
     bool save = taken && accel__each_steps(t->d.save, t->d.save_steps, p->step);
     if (save || best || p->stopped != ACCEL_FINISHED) accel__fit_save(t);
 }

@@ -13,7 +13,8 @@
 enum { EVAL_BATCH_SIZE = 64 };
 
 typedef struct settings {
-    const char *model, *vocab, *train, *eval, *label, *output, *log, *optimizer, *schedule, *precision, *metric, *freeze;
+    const char *model, *vocab, *train, *eval, *label, *output, *log, *optimizer, *schedule, *precision;
+    const char *metric, *freeze;
     text_columns text;
     bool from_scratch, no_shuffle, resume, load_best, recompute;
     int64_t save_steps, save_total_limit, eval_steps, max_steps, patience;

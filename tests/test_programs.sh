@@ -220,6 +220,9 @@ refused "--freeze nothing" "--freeze nosuch*: the model has no such parameter" \
     build/finetune $tiny $train --text "some, text" --label mood --freeze "nosuch*"
 check "--eval-steps" run evals.json $plain --eval "$T/eval.tsv" --eval-steps 2 --max-steps 6
 check "an evaluation every other step" [ "$(grep -c eval_loss "$T/evals.json")" -eq 3 ]
+check "--eval-steps that do not divide the run" run evals5.json $plain --eval "$T/eval.tsv" --eval-steps 2 --max-steps 5
+check "the last step is evaluated" [ "$(grep eval_loss "$T/evals5.json" | tail -n 1 | cut -d, -f1)" = '{"step": 5' ]
+check "and none twice" [ "$(grep -c eval_loss "$T/evals5.json")" -eq 3 ]
 check "--patience" run patience.json --epochs 20 --lr 1e-30 --eval "$T/eval.tsv" --metric accuracy --patience 2
 check "two evaluations without improvement end the run" [ "$(grep -c eval_loss "$T/patience.json")" -eq 3 ]
 worse="--dropout 0 --no-shuffle --schedule constant --warmup-ratio 0 --lr 3e-2" # the second epoch is worse than the first
